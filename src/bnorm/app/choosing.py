@@ -14,7 +14,7 @@ MOST = 12  # names in a line
 
 
 def number_columns(first: Source) -> list[str]:
-    """The columns of numbers in a source. One with neither values nor a name is what delimiters at line ends make."""
+    """The columns of numbers in a source, without columns that only come from delimiters at the ends of lines."""
     return [name for name, kind in first.columns.items() if is_number(kind) and (name.strip() or str(kind) != "null")]
 
 
@@ -40,14 +40,14 @@ def choose(
 
 
 def refuse_unknown(first: Source, names: Iterable[str]) -> None:
-    """DataError for a column that a source does not have."""
+    """Raise DataError for a column that a source does not have."""
     for name in names:
         if name not in first.columns:
             raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}{doubted(first)}")
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
-    """DataError if a later file has a column of numbers that the first file does not have."""
+    """Raise DataError if a later file has a column of numbers that the first file does not have."""
     known = set(names) | set(sources[0].columns)
     for s in sources[1:]:
         if more := [name for name in number_columns(s) if name not in known]:
@@ -69,7 +69,7 @@ def doubted(first: Source) -> str:
 
 
 def reasons(first: Source, chosen: Iterable[str], given: dict[str, str]) -> dict[str, str]:
-    """Why each other column is left out. given: the reasons that are the user's wish, by name."""
+    """Why each other column is left out. given: reasons that follow from the user's options, by name."""
     used = set(chosen)
     return {
         name: given.get(name) or first.reasons.get(name) or _what(kind)
@@ -79,7 +79,7 @@ def reasons(first: Source, chosen: Iterable[str], given: dict[str, str]) -> dict
 
 
 def _what(kind: Any) -> str:
-    """What values of an Arrow type are."""
+    """A word for the values of an Arrow type."""
     from pyarrow import types
 
     words = {

@@ -321,7 +321,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     ]
     if isinstance(resume, str):
         given.append(resume)
-        if not checkpoint or places.same(checkpoint, resume):  # which the checkpoint goes on with
+        if not checkpoint or places.same(checkpoint, resume):  # the checkpoint continues in this file
             places.check([resume], force=True)
             written = [output]
     places.keep(given, written)
@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     open_streams()
     args = parser().parse_args(argv)
-    args.goes_on = []  # the arguments that go on with the command after an interrupt
+    args.goes_on = []  # further arguments that continue the command after an interrupt
     try:
         with Signals() as args.signals:
             check_outputs(args)
@@ -375,7 +375,7 @@ def open_streams() -> None:
 
 
 def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
-    """What can be done about a value that is no number."""
+    """What can be done about a value that is not a number."""
     if error.value == error.column:
         return "a header stands there again; files that are given by name are read one after the other"
     excludable = hasattr(args, "exclude") and not args.columns and "," not in error.column

@@ -14,15 +14,15 @@ from bnorm.app.opening import ARROW_FILE, ARROW_STREAM, PARQUET, Input, spooled
 from bnorm.app.sources import BATCH, MOST_ROWS, Source, joined, pyarrow, rows_per_batch
 from bnorm.app.stripes import MOST_STATE, state, striped
 
-BUFFER = 1 << 14  # bytes of a column that are read at least; of a page, which is longer, so many are copied once more
-FEW_ROWS = 64  # of text whose length is not known yet
-TEXT_ROWS = 1 << 12  # at most so many rows of text are decoded together
+BUFFER = 1 << 14  # bytes of a column to read at once; of a page, which is longer, this many bytes are copied once more
+FEW_ROWS = 64  # rows of a batch of text whose length is not known yet
+TEXT_ROWS = 1 << 12  # at most this many rows of text are decoded together
 
 
 class ColumnarSource(Source):
     """A file whose row groups or batches have any size, and may be skipped."""
 
-    _all = 0  # of how many columns batches have the rows, if not of those that are read
+    _all = 0  # if not 0, batches have as many rows as if this many columns were read
 
     def _rows_of(self, names: Sequence[str]) -> int:
         return rows_per_batch(self._all or len(names))
@@ -43,7 +43,7 @@ class ParquetSource(ColumnarSource):
         self._path: Any = given.path
         if not given.again:
             given.check("a Parquet file", PARQUET)
-            with given.opened() as stream:  # what it is made of stands at its end
+            with given.opened() as stream:  # its metadata is at its end
                 self._path = spooled(stream)
             weakref.finalize(self, self._path.close)
         with self._open() as file:
@@ -80,7 +80,7 @@ class ParquetSource(ColumnarSource):
                 batches = striped(file, groups, names, rows)
                 yield from self._after(self._counted(batches), skip, start)
             elif set(names) == set(numbers):
-                shared = self._all > 0  # with other threads
+                shared = self._all > 0  # other threads read the other columns
                 batches = file.iter_batches(rows, row_groups=groups, columns=list(names), use_threads=not shared)
                 with closing(alone(batches) if shared else together([batches])) as found:
                     yield from self._after(self._counted(b.select(list(names)) for [b] in found), skip, start)
@@ -88,8 +88,8 @@ class ParquetSource(ColumnarSource):
                 yield from self._texts(file, groups, names, skip, start)
 
     def _texts(self, file: Any, groups: list[int], names: Sequence[str], skip: int, start: int) -> Iterator[Any]:
-        """Batches with text of any length: begun again with other numbers of rows where it is longer or shorter than
-        was thought, because a reader cannot change its number.
+        """Yield batches with text of any length. If text is longer or shorter than expected, begin again with another
+        number of rows, because a reader cannot change this number.
         """
         rows, grown = FEW_ROWS, False
         while True:
@@ -121,7 +121,7 @@ class ParquetSource(ColumnarSource):
 class ArrowSource(ColumnarSource):
     """Arrow's IPC formats: the file, which is Feather too, and the stream.
 
-    Nothing in them tells of damage, so every value is checked: an offset that points elsewhere would end the process.
+    They have no checksums, so every value is checked: a wrong offset would crash the process.
     """
 
     def __init__(self, given: Input) -> None:
@@ -134,14 +134,14 @@ class ArrowSource(ColumnarSource):
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
-        """A reader, and the map of the file, if there is one."""
+        """Open a reader, and the memory map of the file; None for a pipe."""
         from pyarrow import ipc
 
         pa = pyarrow()
         if not self._input.again:
             if self._reader is None:
                 with self._input.opened() as stream:
-                    if stream.peek(6) == ARROW_FILE:  # its beginning is a stream too
+                    if stream.peek(6) == ARROW_FILE:  # after its first bytes it is a stream too
                         stream.read(8)
                     self._reader = ipc.open_stream(pa.PythonFile(stream, "r"))
             yield self._reader, None
@@ -158,7 +158,7 @@ class ArrowSource(ColumnarSource):
         yield from self._after(self._slices(names), skip)
 
     def _slices(self, names: Sequence[str]) -> Iterator[Any]:
-        """Slices of the batches. Pages of the file that they used are given back, or all would be in memory."""
+        """Yield slices of the batches, and release the pages of the file that they used, or all would be in memory."""
         with self._open() as (reader, pages):
             count = getattr(reader, "num_record_batches", 0)
             for i, batch in enumerate((reader.get_batch(i) for i in range(count)) if count else _each(reader)):
@@ -178,15 +178,15 @@ class ArrowSource(ColumnarSource):
 
 
 def _each(reader: Any) -> Iterator[Any]:
-    """The batches of a stream; none of a file without any."""
+    """Yield the batches of a stream; none for a file, which has no batches."""
     if not hasattr(reader, "num_record_batches"):
         yield from reader
 
 
 def even(batches: Iterable[Any], row: int, rows: int, most: int | None) -> Iterator[Any]:
-    """The same rows in batches that end where a multiple of `rows` does, and at the end.
+    """Yield the same rows in batches that end at multiples of `rows`, and at the end.
 
-    row    the number of the first
+    row    the number of the first row
     most   about how many bytes a batch may have, if it has columns of text
     """
     waiting: list[Any] = []

@@ -8,7 +8,7 @@ import numpy as np
 
 from bnorm.app.opening import Bytes
 
-BLOCK = 1 << 21  # bytes of a block: a reader for each half as large takes a tenth more time in all
+BLOCK = 1 << 21  # bytes of a block: if it was half as large, reading would take a tenth more time in all
 LONGEST = 1 << 26  # bytes of a row
 QUOTE, NEWLINES = 34, b"\r\n"
 
@@ -18,7 +18,7 @@ class LongRowError(Exception):
 
 
 def blocks(stream: Bytes, size: int, delimiter: str) -> Iterator[Any]:
-    """Blocks of about `size` bytes, as buffers of pyarrow; None and then an error if the last row has no end."""
+    """Yield blocks of about `size` bytes, as buffers of pyarrow; None and then an error if the last row has no end."""
     import pyarrow as pa
 
     rest, more = b"", size
@@ -53,14 +53,15 @@ def last_end(data: bytes, delimiter: str) -> int:
         before = int(np.searchsorted(quotes, found))
         if before % 2 == 0:
             break
-        stop = int(quotes[before - 1])  # which opened the value that the line break is in
+        stop = int(quotes[before - 1])  # this quote opened the value with the line break
     return found + 1
 
 
 def _regular(data: bytes, quotes: Any, delimiter: str) -> bool:
-    """Whether every other quote opens a value, or is the second of two that stand for one; and the others likewise.
+    """Whether the first, third, ... quote opens a value, or is the second of two that stand for one; and the second,
+    fourth, ... closes a value, or is the first of two.
 
-    Then a line break is in a value if the number of quotes before it is odd. Quotes inside of values without quotes, as
+    Then a line break is in a value if the number of quotes before it is odd. Quotes in values that are not quoted, as
     in 5" pipe, make it false.
     """
     around = np.frombuffer(b"\n" + data + b"\n", np.uint8)
@@ -90,5 +91,5 @@ def _by_letters(data: bytes, delimiter: str) -> int:
 
 
 def _closed(value: bytes) -> bool:
-    """Whether a value that begins with a quote ends with one that is not the first of two."""
+    """Whether a value that begins with a quote ends with one that is not part of two that stand for one."""
     return (len(value) - len(value.rstrip(b'"'))) % 2 == (0 if not value.strip(b'"') else 1)

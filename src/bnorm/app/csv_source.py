@@ -1,8 +1,8 @@
 """A CSV file as batches of columns, by pyarrow's reader, which gets it in blocks of whole rows.
 
-Numbers are read as float64 and all else as text, because later rows may differ from the first. Its own stream of blocks
-is not used: it does not tell of a quote that is never closed, waits for pipes where no signal reaches it, and at times
-never ends once it is left.
+Numbers are read as float64 and all else as text, because later rows may differ from the first. pyarrow's own streaming
+reader is not used: it does not report a quote that is never closed, waits for pipes where no signal reaches it, and
+sometimes never ends if it is abandoned.
 """
 
 import codecs
@@ -22,11 +22,11 @@ from bnorm.app.text import Quotes
 from bnorm.arrow import is_number
 
 BEGINNING = 1 << 20  # bytes that show the types of columns
-FEW_ROWS = 1 << 12  # of a batch: what is done for each column of each costs little
-LOOK = 1 << 16  # bytes that show what is in quotes
+FEW_ROWS = 1 << 12  # a batch has at least this many rows, so that work for each of its columns costs little
+LOOK = 1 << 16  # bytes at the beginning that show which columns are quoted
 OTHERS = "--encoding cp1252 (Windows in Western Europe), latin-1 or another reads others"
 SHOWN = 1000  # values of a column of text that are looked at to say what it is
-LOOKS = 16  # places of a file where columns without values at its beginning are looked at
+LOOKS = 16  # parts of a file; columns without values in the first are looked at where the others begin
 
 
 class CsvSource(Source):
@@ -49,7 +49,7 @@ class CsvSource(Source):
             self.doubts += doubts(names, filled, delimiter)
 
     def _bytes(self, stack: ExitStack) -> Bytes:
-        """The text of the file in UTF-8, from its beginning; of a pipe, what has not been read."""
+        """Return the text of the file in UTF-8, from its beginning; for a pipe, what has not been read yet."""
         if self._stream is not None:
             return self._stream
         stream = stack.enter_context(self._input.opened())
@@ -64,7 +64,7 @@ class CsvSource(Source):
         return stream
 
     def _looked_at(self, stream: Bytes) -> bytes:
-        """The beginning, with at least the first two lines in it; blocks are made large enough for such lines."""
+        """Return the beginning, with at least the first two lines. Make blocks large enough for such lines."""
         size, lines = BEGINNING, 2 + self._dialect.skip_rows
         first = stream.peek(size)
         if b"\0" in first:
@@ -80,7 +80,7 @@ class CsvSource(Source):
         return first
 
     def _beginning(self, first: bytes) -> tuple[list[str], list[Any]]:
-        """The names of the columns, and the columns of the rows at the beginning."""
+        """Return the names of the columns, and the columns of the rows at the beginning."""
         text = first.split(b"\n", self._dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
         if len(first) >= BEGINNING and (stop := text.rfind(b"\n")) > 0:
             text = text[: stop + 1]
@@ -97,14 +97,14 @@ class CsvSource(Source):
         return names, [column.combine_chunks() for column in found.columns]
 
     def _kind(self, name: str, column: Any, reasons: dict[str, str]) -> Any:
-        """The type of a column, by its beginning; `reasons` gets why it is no numbers, where that takes words.
+        """Return the type of a column, by its beginning. For a column of text, note in `reasons` why it is not numbers.
 
-        Text that is mostly numbers counts as numbers, so that the others are reported as errors. As text the column
+        Text that is mostly numbers counts as numbers, so that all else in it is reported as errors. As text, the column
         would silently be missing in the result.
         """
         if not pyarrow().types.is_string(column.type) or not len(column):
             return column.type
-        from pyarrow import compute  # takes a tenth of the time of a small command
+        from pyarrow import compute  # importing it takes a tenth of the time of a small command
 
         seen = self._dialect.as_latin_1
         numbers = compute.match_substring_regex(column, seen.number)
@@ -140,9 +140,9 @@ class CsvSource(Source):
         self.columns = kinds
 
     def _look(self, text: bytes, names: Sequence[str] | None = None) -> Any:
-        """A table of all columns of rows, of the types that they seem to have; rows of another length are left out.
+        """Return rows as a table, with columns of the types that they seem to have, without rows of another length.
 
-        Its bytes are read as Latin-1, because any are: whether they are UTF-8 matters where they are used.
+        The bytes are read as Latin-1, in which all bytes are valid: whether they are UTF-8 matters where they are used.
         """
         from pyarrow import csv
 
@@ -170,7 +170,7 @@ class CsvSource(Source):
             raise DataError(f"{self.name}: after row {self._read}: {error}") from None
 
     def _rows(self, names: Sequence[str], numbers: Sequence[str]) -> Iterator[Any]:
-        """The batches of all blocks. While one is in use, another thread parses the next."""
+        """Yield the batches of all blocks. While one is in use, another thread parses the next."""
         with ExitStack() as stack:
             stream = self._bytes(stack)
             self._to_the_header(stream)
@@ -205,7 +205,7 @@ class CsvSource(Source):
             stream.read(3)
 
     def _parsed(self, block: Any, names: Sequence[str], numbers: Sequence[str], header: bool) -> Any:
-        """The rows of a block. Numbers that pyarrow does not understand are read as text first."""
+        """Return the rows of a block. Numbers that pyarrow does not understand are read as text first."""
         in_text = {n for n in numbers if self._dialect.in_text or pyarrow().types.is_boolean(self.columns[n])}
         try:
             found = self._read_by_pyarrow(block, names, set(numbers) - in_text, header)
@@ -242,7 +242,7 @@ class CsvSource(Source):
         return whole[0] if whole else pa.RecordBatch.from_pylist([], table.schema)
 
     def _converted(self, batch: Any, in_text: set[str]) -> Any:
-        """The batch with these columns as float64."""
+        """Return the batch with these columns as float64."""
         pa, columns = pyarrow(), []
         for name, text in zip(batch.schema.names, batch.columns, strict=True):
             column = text
@@ -255,7 +255,7 @@ class CsvSource(Source):
         return pa.record_batch(columns, names=batch.schema.names)
 
     def _located(self, block: Any, names: Sequence[str], header: bool, error: Exception) -> Exception:
-        """The error with its row, which only a reader without threads counts."""
+        """Return the error with the number of its row, which only a reader without threads knows."""
         try:
             self._read_by_pyarrow(block, names, set(), header, threads=False)
         except pyarrow().ArrowInvalid as again:
@@ -271,7 +271,7 @@ class CsvSource(Source):
 
 
 def _large(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in batches that are not small, so that wide files are not read some rows at a time."""
+    """Yield the same rows in batches that are not small, so that wide files are not read a few rows at a time."""
     waiting: list[Any] = []
     for batch in batches:
         waiting.append(batch)
@@ -290,7 +290,7 @@ class _BadRowError(Exception):
         self.row, self.column, self.value, self.what = row, column, value, what
 
     def told(self, source: str, before: int, header: bool) -> DataError:
-        """The error of a file. before: the rows of earlier blocks."""
+        """Return the error for a file. before: the number of rows in earlier blocks."""
         at = f"row {before + self.row + 1}{' below the header' if header else ''}"
         if self.column is not None and self.value is not None:
             return NotANumberError(source, self.column, at, self.value)
@@ -299,7 +299,7 @@ class _BadRowError(Exception):
 
 
 def _of_bools(column: Any) -> Any:
-    """Text of true and false as text of numbers."""
+    """Return text of true and false as text of the numbers 1 and 0."""
     from pyarrow import compute as pc
 
     column = pc.utf8_lower(pc.utf8_trim_whitespace(column))

@@ -103,7 +103,7 @@ def _write(path: str, blocks: int, quiet: bool) -> dict[str, tuple[float, float]
 
 
 def _fit(path: str, quiet: bool) -> tuple[Learned, float]:
-    """The work of `bnorm fit`, and its seconds."""
+    """Do the work of `bnorm fit`. Return the state, and the seconds that it took."""
     sources = find([path])
     names = list(sources[0].columns)
     learned = Learned.new(names, None, None, history=100)

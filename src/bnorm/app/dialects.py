@@ -15,8 +15,8 @@ class Dialect(NamedTuple):
     """The options of the command for CSV files.
 
     delimiter  None: by the suffix
-    nulls      what stands for a missing value, beside what always does
-    on_error   "null": a value that is no number is a missing one
+    nulls      texts that stand for a missing value, besides those that always do
+    on_error   "null": a value that is not a number counts as missing
     """
 
     delimiter: str | None = None
@@ -30,7 +30,7 @@ class Dialect(NamedTuple):
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """The dialect that the arguments of a command ask for."""
+        """Return the dialect that the arguments of a command ask for."""
         return cls(
             args.delimiter,
             args.header,
@@ -53,38 +53,38 @@ class Dialect(NamedTuple):
 
     @property
     def point(self) -> str:
-        """The decimal point that pyarrow's reader is told of."""
+        """The decimal point for pyarrow's reader."""
         return self.decimal if self.decimal.isascii() else "."
 
     @property
     def missing(self) -> list[str]:
-        """What stands for a missing value, and the same with some spaces around it."""
+        """The texts that stand for a missing value, also with some spaces around them."""
         plain = dict.fromkeys((*NULLS, *self.nulls))
         return list(dict.fromkeys(" " * i + name + " " * j for name in plain for i in range(4) for j in range(2)))
 
     @property
     def as_latin_1(self) -> Self:
-        """The same for text in UTF-8 whose bytes are read as Latin-1."""
+        """The same dialect for text in UTF-8 whose bytes are read as Latin-1."""
         seen = [text.encode().decode("latin-1") for text in (self.decimal, self.thousands, *self.nulls)]
         return self._replace(decimal=seen[0], thousands=seen[1], nulls=tuple(seen[2:]))
 
     @property
     def between(self) -> str:
-        """A regular expression for what stands between thousands: for a space also those that break no line."""
+        """A regular expression for the thousands separator; for a space, it also matches no-break spaces."""
         if self.thousands != " ":
             return re.escape(self.thousands)
         return "|".join(s for c in SPACES for s in dict.fromkeys((c, c.encode().decode("latin-1"))))
 
     @property
     def number(self) -> str:
-        """A regular expression for a number. What stands between thousands is no decimal point."""
+        """A regular expression for a number. The thousands separator is not a decimal point."""
         whole = rf"\d{{1,3}}(({self.between})\d{{3}})+|\d+" if self.thousands else r"\d+"
         point = re.escape(self.decimal)
         some = rf"({whole})({point}\d*)?|{point}\d+" if self.decimal != self.thousands else whole
         return rf"^\s*[-+]?({some})([eE][-+]?\d+)?\s*$"
 
     def numbers(self, text: Any) -> tuple[Any, int | None]:
-        """A column of text as float64, and the first row whose text is no number, if there is one."""
+        """Return a column of text as float64, and the first row whose text is not a number, or None."""
         import pyarrow as pa
         from pyarrow import compute as pc
 
@@ -101,7 +101,7 @@ class Dialect(NamedTuple):
         return text.cast(pa.float64()), None if bad < 0 or self.on_error == "null" else bad
 
     def why_text(self, column: Any) -> str:
-        """What the text of a column is, for whoever expects numbers in it."""
+        """Describe the text of a column to a user who expects numbers in it."""
         from pyarrow import compute as pc
 
         column = pc.utf8_trim_whitespace(column)
@@ -129,7 +129,7 @@ LONGEST_NUMBER = 100
 
 
 def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list[str]:
-    """What may be wrong with the first row, which was taken for the names of columns. numbers: those of numbers."""
+    """What may be wrong with the first row, which was taken for the names of columns. numbers: columns of numbers."""
     if len(names) == 1 and (told := re.fullmatch("sep=(.?)", names[0], re.IGNORECASE)):
         return [f"the first row, {names[0]!r}, is a note for Excel; --skip-rows 1 --delimiter '{told[1] or delimiter}'"]
     if len(names) == 1 and not numbers and names[0].lstrip().startswith("#"):
@@ -148,12 +148,12 @@ def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list
 
 
 def _is_number(name: str) -> bool:
-    """Whether a name is a number of a length that people write: longer ones take long to look through."""
+    """Whether a name is a number of a length that people write: longer texts take long to search."""
     return len(name) <= LONGEST_NUMBER and SIGNED.fullmatch(name.strip()) is not None
 
 
 def _counts_up(names: Sequence[str]) -> bool:
-    """Whether names are numbers such as 2021, 2022, 2023, which are names of columns."""
+    """Whether names are consecutive numbers such as 2021, 2022, 2023, which may well be names of columns."""
     if len(names) < 2 or not all(name.strip().isdecimal() for name in names):
         return False
     found = [int(name) for name in names]
@@ -161,7 +161,7 @@ def _counts_up(names: Sequence[str]) -> bool:
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of a command that reads CSV files."""
+    """Add the options of a command that reads CSV files."""
     group = command.add_argument_group("CSV files")
     group.add_argument(
         "--delimiter", type=delimiter, metavar="CHAR", help="between values, or tab (default: by the suffix)"
@@ -195,7 +195,7 @@ def delimiter(text: str) -> str:
 
 
 def one(text: str) -> str:
-    """One character of a number that is no digit."""
+    """One character of a number that is not a digit."""
     if len(text) != 1 or text.isalnum() or text in '"\r\n+-':
         raise argparse.ArgumentTypeError(f"expected one character that is neither letter nor digit, got {text!r}")
     return text

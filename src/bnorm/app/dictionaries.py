@@ -1,8 +1,8 @@
 """Arrow files with dictionaries, such as those of categories, which may differ from batch to batch.
 
-A file has one dictionary for each column, and it is known only at the end. So the batches go to a file without a name
-first, with dictionaries that grow, and from there to the file itself. A file could keep dictionaries that grow, but not
-every reader takes it.
+A file has one dictionary for each column, and it is known only at the end. So the batches first go to a temporary file,
+with dictionaries that grow, and from there to the file itself. The file could have dictionaries that grow too, but not
+every reader accepts them.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from bnorm.app.sources import pyarrow
 
 
 class Arrow:
-    """Writes batches to an Arrow file. With dictionaries it needs the size of the file again while it is written."""
+    """Writes batches to an Arrow file. With dictionaries, a temporary file takes as much space on the disk again."""
 
     def __init__(self, file: Any, schema: Any) -> None:
         from pyarrow import ipc, types
@@ -53,7 +53,7 @@ class Arrow:
             self._beside.close()
 
     def _grown(self, i: int, array: Any) -> Any:
-        """A column with indices into the dictionary of all batches so far, which takes in the values that are new."""
+        """Return a column with indices into the dictionary of all batches so far, to which new values are added."""
         from pyarrow import compute
 
         pa = pyarrow()
@@ -65,7 +65,7 @@ class Arrow:
         return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), known, ordered=array.type.ordered)
 
     def _narrowest(self, i: int) -> Any:
-        """The type of indices that the column came with; int32 if it is too narrow for all values."""
+        """Return the type of indices that the column came with; int32 if it is too narrow for all values."""
         from pyarrow import types
 
         given = self._schema.types[i].index_type
@@ -73,7 +73,7 @@ class Arrow:
         return given if len(self._known[i]) <= most else pyarrow().int32()
 
     def _with_indices(self, kinds: dict[int, Any]) -> Any:
-        """The schema with these types of indices."""
+        """Return the schema with these types of indices."""
         pa, schema = pyarrow(), self._schema
         for i, kind in kinds.items():
             old = schema.types[i]

@@ -8,7 +8,7 @@ class DataError(Exception):
 
 
 class NotANumberError(DataError):
-    """A value in a column of numbers is none; commands say what can be done about it."""
+    """A value in a column of numbers is not a number; commands say what can be done about it."""
 
     def __init__(self, source: str, column: str, where: str, value: str) -> None:
         super().__init__(f"{source}: column {column!r}, {where}: expected a number, got {value!r}")
@@ -16,5 +16,5 @@ class NotANumberError(DataError):
 
 
 def option(name: str, value: str) -> str:
-    """An option of a command with its value, as they are typed."""
+    """Return an option of a command with its value, as a user types them."""
     return f"{name}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"

@@ -32,9 +32,9 @@ from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.times import Times, read
 
 EVERY = 60.0  # seconds between checkpoints
-MOST_SHARES = 4  # of the columns, which threads of their own read: with more they wait for the lock of Python
-AHEAD = 2  # batches of which each of them tells all, so that none waits for another
-MOST_PIECES = 64  # that are told together: of a batch there may be as many as it has rows
+MOST_SHARES = 4  # threads, each of which reads a share of the columns: more would wait for the lock of Python
+AHEAD = 2  # batches by which each of these threads may be ahead, so that none waits for another
+MOST_PIECES = 64  # pieces in one `Told`: a batch may have as many pieces as rows
 
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen(args: argparse.Namespace, sources: Sequence[Source], beside: list[str]) -> tuple[list[str], Stream]:
-    """The features to learn, and the stream of them and of the weights. It says so, unless it is to be quiet.
+    """Return the features to learn, and the stream of them and of the weights. Print which they are, unless --quiet.
 
-    beside: columns that the stream has too, and that are no features.
+    beside: further columns of the stream, which are not features.
     """
     exclude = [] if args.columns else [*(args.exclude or ()), *beside]
     names = choose(sources[0], args.columns, exclude, args.weight)
@@ -93,7 +93,7 @@ def chosen(args: argparse.Namespace, sources: Sequence[Source], beside: list[str
 
 
 class Learner:
-    """Collects pieces of any length into batches of `rows` rows. Only whole batches are learned, so the statistics are
+    """Collects pieces of any length into batches of `rows` rows. Only full batches are learned, so the statistics are
     always those of the first rows of the stream.
     """
 
@@ -103,7 +103,7 @@ class Learner:
         self._left = rows
 
     def add(self, pieces: Sequence[Piece | DataError]) -> None:
-        """Add what the next rows tell, all of them of one batch, in sets of columns that lie side by side."""
+        """Add the next rows, which are all of one batch, as a piece for each share of the columns."""
         found = []
         for piece in pieces:
             if isinstance(piece, DataError):
@@ -115,7 +115,7 @@ class Learner:
             self.commit()
 
     def commit(self) -> None:
-        """Learn the rows since the last batch as a batch, even if it is shorter than the others."""
+        """Learn the rows since the last batch as a batch, even if they are fewer than `rows`."""
         if self._pieces:
             with self._signals.held():
                 self.learned.take(self._pieces)
@@ -129,7 +129,7 @@ def learn(
     weight: str | None = None,
     keep: Callable[[], None] | None = None,
 ) -> None:
-    """Learn all rows of a stream except those that are known already. `keep` is called every minute."""
+    """Learn all rows of a stream except those that have been learned already. `keep` is called every minute."""
     last, where = time.monotonic(), stream.where
     fitted, skip = learner.learned.fitted, learner.learned.rows
     fades = fitted.statistics.halflife is not None
@@ -162,7 +162,7 @@ def too_large(error: TooLarge, where: str, numbers: Sequence[str], weight: str |
 
 
 class Told(NamedTuple):
-    """What rows of a stream tell, in pieces that end where the batches of the statistics do, or why one cannot."""
+    """Some rows of a stream, in pieces that end where batches of the statistics end; an error replaces its piece."""
 
     rows: int
     where: str
@@ -171,9 +171,9 @@ class Told(NamedTuple):
 
 
 def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | None) -> Generator[Told]:
-    """What the rows from `skip` on tell, of which every `most` are a batch of the statistics.
+    """Yield the rows from `skip` on, in pieces. Each batch of the statistics has `most` rows.
 
-    What a thread has read is summed there, while it is in the cache of its core. Then it is not needed any more.
+    The thread that has read rows also sums them, while they are in the cache of its core. After that only sums remain.
     """
     name, done = stream.others[0] if stream.others else None, 0  # the column of times
     for batch in stream.read(skip):
@@ -193,7 +193,7 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
             except DataError as error:
                 pieces.append(error)
             except ValueError as error:
-                if when is None:  # else they are of another kind than those before
+                if when is None:  # otherwise these times are of another kind than those before
                     raise
                 pieces.append(DataError(f"{stream.where}: column {name!r}: {str(error).partition(': ')[2]}"))
             if len(pieces) == MOST_PIECES or stop == batch.num_rows:
@@ -202,7 +202,7 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
 
 
 def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarray:
-    """The weights of a batch, float64. whole: whether sums are exact, which those of fractions are not."""
+    """Return the weights of a batch, float64. whole: whether they must be integers, for exact sums."""
     weight = column.astype(np.float64, copy=False)
     good = (weight >= 0) & (weight < (HEAVIEST if whole else np.inf))
     if whole:
@@ -217,7 +217,7 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
 
 
 def times_of(column: Any, name: str, stream: Stream) -> Times:
-    """The times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
+    """Return the times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
     import pyarrow as pa
 
     where = f"{stream.where}: column {name!r}"
@@ -233,7 +233,7 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
 
 
 def _parsed(column: Any, where: str, first: int) -> Any:
-    """Text as time stamps, or as numbers of seconds. first: the number of its first row."""
+    """Return text as time stamps, or as numbers of seconds. first: the number of its first row, for errors."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -252,7 +252,7 @@ def _parsed(column: Any, where: str, first: int) -> Any:
 
     lengths = range(1, len(column) + 1)
     good = {kind: bisect(lengths, False, key=partial(fails, kind)) for kind in kinds}
-    kind, n = max(good.items(), key=itemgetter(1))  # what most of the first values are
+    kind, n = max(good.items(), key=itemgetter(1))  # the type that fits the longest beginning
     expected = (
         f"{kinds[kind]}, as above" if n else "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"
     )
@@ -286,7 +286,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _wishes(args: argparse.Namespace) -> dict[str, str]:
-    """Why columns are no features although they could be: because the user says so."""
+    """Why columns are not features, as the options of the command say, by name."""
     beside = {args.weight: "weights"} if args.weight else {}
     beside |= {args.time_column: "times"} if args.time_column else {}
     return dict.fromkeys(args.exclude or (), "excluded") | beside | dict.fromkeys(args.by or (), "keys")

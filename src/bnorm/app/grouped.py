@@ -1,4 +1,4 @@
-"""States of groups: what the commands do where columns hold the keys of groups, `bnorm fit --by store`."""
+"""States of groups: what the commands do if columns hold the keys of groups, as in `bnorm fit --by store`."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ def save(state: Stored | Learned, path: str) -> None:
 
 
 def digest(state: Stored | Learned) -> str:
-    """The same for states with the same statistics and settings."""
+    """Return a text that is the same for states with the same statistics and settings."""
     from hashlib import sha256
 
     content = saving.packed(state.stored) if isinstance(state, Learned) else group_saving.packed(state)
@@ -121,8 +121,8 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
 
 
 class Typed:
-    """Columns of keys with their types: those of CSV files, which are text, get the one of their first values, unless
-    the keys that are known are text. An empty text is a missing key.
+    """Gives columns of keys their types: a column of a CSV file, which is text, gets the type of its first values,
+    unless the known keys are text. An empty text is a missing key.
     """
 
     def __init__(self, stream: Stream, names: Sequence[str], index: keys.Index) -> None:
@@ -154,7 +154,7 @@ class Map:
         self._typed: Typed | None = None
 
     def of(self, found: Mapping[str, Any], stream: Stream) -> Callable[[int, ndarray, ndarray], None]:
-        """A function that maps one feature of these columns, by its number, from x to out."""
+        """Return a function that maps one feature of these columns, by its number, from x to out."""
         groups, p = self._stored.groups, self._stored.parameters
         if self._typed is None or self._typed.stream is not stream:  # each file of a folder has its own types
             self._typed = Typed(stream, self.keys, groups.index)
@@ -202,7 +202,7 @@ def facts(stored: Stored) -> dict[str, Any]:
 
 
 def merge(paths: Sequence[str]) -> Stored | Learned:
-    """The merged state of several files, which are all of groups, or none is."""
+    """Merge the states of several files, which are all of groups, or none of them."""
     found = [read(path) for path in paths]
     of_groups, plain = [s for s in found if isinstance(s, Stored)], [s for s in found if isinstance(s, Learned)]
     if of_groups and plain:
@@ -212,7 +212,7 @@ def merge(paths: Sequence[str]) -> Stored | Learned:
 
 
 def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
-    """The states of several files, their groups united by their keys."""
+    """Unite the groups of several files by their keys."""
     first, *others = found
     for path, other in zip(paths[1:], others, strict=True):
         if reason := group_parameters.apart(first, other, f"in {paths[0]}"):

@@ -1,7 +1,7 @@
 """The types of columns of a CSV file that pass through into a file with types.
 
-A column has a type if every value in the first rows is written as values of that type are: so 007 stays text. A later
-value that is not is an error, as the type of a written file cannot change any more.
+A column has a type if every value in the first rows is written as values of that type are. So 007 stays text. A later
+value that is written differently is an error, as the type in the output cannot change any more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from bnorm.app.sources import pyarrow, said
 
 
 def _rules() -> dict[Any, str]:
-    """Types, and how the whole of a value of each is written."""
+    """Return types, each with a regular expression for its values."""
     pa = pyarrow()
     rules = [
         (pa.int64(), "0|-?[1-9][0-9]{0,17}"),
@@ -28,7 +28,7 @@ def _rules() -> dict[Any, str]:
 
 
 class Guess:
-    """The types of columns that pass through, by name. ways_out: whether --text is an option for them."""
+    """The types of columns that pass through, by name. ways_out: whether errors may advise --text."""
 
     def __init__(self, kinds: Mapping[str, Any], nulls: Sequence[str] = (), ways_out: bool = True) -> None:
         self.kinds, self._nulls, self._patterns = dict(kinds), nulls, _rules()
@@ -40,7 +40,7 @@ class Guess:
         self.kinds |= {name: _kind(column, self._nulls) for name, column in columns.items()}
 
     def typed(self, column: Any, name: str, stream: Stream) -> Any:
-        """A column of a batch with its type; an empty text, and what else stands for it, is a missing value then."""
+        """Return a column of a batch with its type. Unless this is text, marks of missing values become missing."""
         from pyarrow import compute, types
 
         pa, kind = pyarrow(), self.kinds[name]
@@ -88,14 +88,14 @@ def _kind(column: Any, nulls: Sequence[str]) -> Any:
 
 
 def _is_filled(column: Any, nulls: Sequence[str]) -> Any:
-    """Whether texts are values, and do not stand for missing ones, as an empty one does."""
+    """Whether texts are values, rather than marks of missing values, as an empty text is."""
     from pyarrow import compute
 
     return compute.invert(compute.is_in(column, pyarrow().array(["", *NULLS, *nulls], column.type)))
 
 
 def filled(column: Any, nulls: Sequence[str]) -> Any:
-    """A text column whose empty texts, and what else stands for missing values, are missing; another as it is."""
+    """Return a text column in which marks of missing values, and empty texts, are missing; any other as it is."""
     from pyarrow import compute, types
 
     if not types.is_string(column.type):

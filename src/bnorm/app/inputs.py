@@ -25,7 +25,7 @@ KINDS: dict[bytes, type[ParquetSource] | type[ArrowSource]] = {
 
 
 def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
-    """The sources of paths, folders and globs, in the given order; files of a folder or glob are sorted by name."""
+    """Return the sources of paths, folders and globs, in this order; files of a folder or glob are sorted by name."""
     found: list[Source] = []
     for name in names:
         if name == STDIN:
@@ -38,7 +38,7 @@ def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
 
 
 def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
-    """The source for a file, by its suffix, or of a pipe or standard input, which is None, by its first bytes."""
+    """Return the source for a file, by its suffix, or for a pipe or standard input (None), by its first bytes."""
     pa = pyarrow()
     name = path.name.lower() if path else ""
     for packed in PACKED:
@@ -83,7 +83,7 @@ def _paths(name: str) -> list[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file, or a link to nothing: that is an error when it is opened, and not left out."""
+    """Whether it is a file, or a broken link: this is not left out, so that opening it is an error."""
     return path.is_file() or not path.exists()
 
 
@@ -111,12 +111,12 @@ class Stream:
         for s in sources:
             self._check(s)
         self.here = sources[0]  # the source that is being read
-        self.row = 0  # rows of it before the last batch
+        self.row = 0  # rows of this source before the last batch
         self._done = 0.0
 
     def shares(self, most: int, beside: Sequence[str] = ()) -> list["Stream"]:
-        """At most so many streams of some of the numbers each, all of the same batches of rows, for as many threads; it
-        alone if there are others than numbers, or its sources cannot be read so. beside: the numbers that each has.
+        """Split the numbers into at most `most` streams, one for each thread, all with the same batches of rows. Return
+        [self] if there are other columns, or if its sources cannot be shared. beside: numbers that each stream has.
         """
         names = [name for name in self.numbers if name not in beside]
         width = -(-len(names) // most)
@@ -130,7 +130,7 @@ class Stream:
         return self.read()
 
     def read(self, skip: int = 0) -> Generator[Any]:
-        """Record batches of `numbers` and `others`, in this order, without the first `skip` rows of the stream."""
+        """Yield batches of `numbers` and `others`, in this order, without the first `skip` rows of the stream."""
         names = self.numbers + self.others
         self._done = 0.0
         for s in self.sources:
@@ -153,7 +153,7 @@ class Stream:
 
     @property
     def progress(self) -> float:
-        """About how many of these bytes have been read, while there is a batch."""
+        """About how many of these bytes have been read, while a batch is in use."""
         return self._done + self.here.size * self.here.fraction
 
     def _check(self, s: Source) -> None:

@@ -1,7 +1,7 @@
 """The types of columns that a format can hold, and the conversion of columns to them.
 
-What a format has no type for is written as the nearest one: text of a category as text, run ends as their values. Where
-there is none, the error names the column before anything is written.
+A type that a format lacks is written as the nearest one: text of a category as text, run ends as their values. If there
+is none, an error names the column before anything is written.
 """
 
 import io
@@ -14,7 +14,7 @@ from bnorm.app.sources import pyarrow, said
 
 
 def written(schema: Any, kind: str) -> Any:
-    """The schema of a "csv", "parquet" or "arrow" file for columns of these types; DataError if there is none."""
+    """Return the schema of a "csv", "parquet" or "arrow" file for these columns; DataError if there is none."""
     pa = pyarrow()
     rule = {"csv": _in_csv, "parquet": _in_parquet, "arrow": _in_arrow}[kind]
     fields = []
@@ -33,7 +33,7 @@ NAMES = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
 
 
 def converted(batch: Any, schema: Any) -> Any:
-    """A record batch with these types, which `written` has found."""
+    """Return a record batch with these types, which `written` has found."""
     pa = pyarrow()
     if batch.schema.equals(schema):
         return batch
@@ -70,7 +70,7 @@ def _converted(array: Any, kind: Any) -> Any:
 
 
 def _in_csv(kind: Any) -> Any:
-    """Text for text, and what can be written as text."""
+    """Return the type in a CSV file, whose values can be written as text; None if there is none."""
     from pyarrow import types
 
     pa = pyarrow()
@@ -100,7 +100,7 @@ def _in_parquet(kind: Any) -> Any:
 
 
 def _in_arrow(kind: Any) -> Any:
-    """Everything; but dictionaries inside of other types, which cannot be made one, become their values."""
+    """Return the type in an Arrow file. Dictionaries inside other types cannot be united, and become their values."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -129,7 +129,7 @@ def _without_view(kind: Any) -> Any:
 
 
 def _inside(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A type with its inner types changed."""
+    """Return a type with its inner types changed."""
     from pyarrow import types
 
     pa = pyarrow()

@@ -1,4 +1,4 @@
-"""The bytes of a file, a pipe or standard input, and what they are by their beginning."""
+"""The bytes of a file, a pipe or standard input, and their format, which their beginning tells."""
 
 import codecs
 import io
@@ -43,7 +43,7 @@ class Input:
 
     @contextmanager
     def opened(self) -> Iterator["Bytes"]:
-        """Its bytes from the beginning; of a pipe, those that nobody has read yet."""
+        """Open its bytes from the beginning; of a pipe, those that nobody has read yet."""
         if self.again and self.path is not None:
             with self.path.open("rb", buffering=0) as file, Bytes(file) as found:
                 yield found
@@ -53,18 +53,18 @@ class Input:
         yield self._pipe
 
     def first(self, size: int) -> bytes:
-        """So many bytes of its beginning, or all if there are fewer."""
+        """Return its first `size` bytes, or all if there are fewer."""
         with self.opened() as file:
             return file.peek(size)
 
     def refuse(self, first: bytes, expected: str) -> None:
-        """DataError for a beginning of files that cannot be read."""
+        """Raise DataError if it begins like a file that cannot be read."""
         for magic, what in REFUSED.items():
             if first.startswith(magic):
                 raise DataError(f"{self.name}: expected {expected}, got {what}")
 
     def check(self, expected: str, *magic: bytes) -> None:
-        """DataError unless it begins in one of these ways."""
+        """Raise DataError unless it begins in one of these ways."""
         first = self.first(16)
         self.refuse(first, expected)
         if not first.startswith(magic):
@@ -81,20 +81,20 @@ class Bytes(io.RawIOBase):
         return True
 
     def peek(self, size: int) -> bytes:
-        """The next bytes: so many, or all that there are."""
+        """Return the next `size` bytes, or all if there are fewer, which stay to be read."""
         if len(self._waiting) < size:
             self._waiting += self._filled(size - len(self._waiting))
         return self._waiting[:size]
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, fewer only at the end: readers take what they get for a block."""
+        """Return `size` bytes, fewer only at the end: readers take what they get for a complete block."""
         if not self._waiting:
             return self._filled(size)
         found, self._waiting = self._waiting[:size], self._waiting[size:]
         return found if len(found) == size else found + self._filled(size - len(found))
 
     def tell(self) -> int:
-        """The position in the file below, about."""
+        """About the position in the underlying file."""
         return int(self._raw.tell())
 
     def _filled(self, size: int) -> bytes:
@@ -125,14 +125,14 @@ class Unpacked:
 
 
 class Recoded:
-    """The bytes of text in another encoding, in UTF-8, as a raw stream for Bytes."""
+    """Text in another encoding as bytes of UTF-8, as a raw stream for Bytes."""
 
     def __init__(self, stream: Bytes, encoding: str) -> None:
         self._stream, self._decoder, self._over = stream, codecs.getincrementaldecoder(encoding)(), False
 
     def read(self, size: int) -> bytes:
         while not self._over:
-            data = self._stream.read(max(1, size // 3))  # a byte takes up to three in UTF-8
+            data = self._stream.read(max(1, size // 3))  # a byte becomes up to three in UTF-8
             self._over = not data
             if text := self._decoder.decode(data, self._over):
                 return text.encode()
@@ -162,12 +162,12 @@ def _standard_input() -> _Pipe:
 
 
 def codec_of(first: bytes) -> str | None:
-    """The name of the compression that a file begins with."""
+    """The name of the compression of a file that begins with these bytes; None if there is none."""
     return next((codec for magic, codec in PACKED.items() if first.startswith(magic)), None)
 
 
 def spooled(stream: Bytes) -> BinaryIO:
-    """A temporary file, without a name, with all that a stream has: for formats that are not read front to back."""
+    """Copy a stream to a temporary file without a name, for formats that are not read front to back."""
     import shutil
     import tempfile
 

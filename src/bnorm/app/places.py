@@ -10,9 +10,9 @@ from bnorm.files.replacing import sweep
 
 
 def check(outputs: Iterable[str | Path], force: bool) -> None:
-    """DataError for paths that cannot be written, or that there are already, unless `force` overwrites them.
+    """Raise DataError for paths that cannot be written, or that exist already, unless `force` overwrites them.
 
-    What a killed command has left there is removed.
+    Temporary files that a killed command has left beside them are removed.
     """
     paths, seen = [Path(path) for path in outputs], set()
     for path in paths:
@@ -32,7 +32,7 @@ def check(outputs: Iterable[str | Path], force: bool) -> None:
 
 
 def keep(inputs: Iterable[str | Path], outputs: Iterable[str | Path]) -> None:
-    """DataError for an output that is an input. There is no force for it: the input would be gone."""
+    """Raise DataError for an output that is an input, even with `force`: the input would be lost."""
     read = set(map(_identity, inputs))
     for path in outputs:
         if _identity(path) in read:
@@ -45,7 +45,7 @@ def same(one: str | Path, other: str | Path) -> bool:
 
 
 def _identity(path: str | Path) -> tuple[int, int] | str:
-    """The same for all names of a file."""
+    """Return a value that is the same for all names of a file."""
     try:
         known = Path(path).stat()
     except OSError:

@@ -52,13 +52,13 @@ def _states(displays: Any, paths: Sequence[str], columns: Sequence[str] | None) 
 
 
 def _drawn(displays: Any, path: str, columns: Sequence[str] | None, ax: Any) -> Any:
-    """The display of a state: of groups around the whole, or of what a stream has taught."""
+    """Draw the display of a state: of groups around the whole, or of what a stream has taught."""
     state = grouped.read(path)
     try:
         if isinstance(state, Learned):
             return displays.RunningStatsDisplay.from_estimator(transformer(state.stored), features=columns, ax=ax)
         return displays.GroupsDisplay.from_estimator(grouped_transformer(state), features=columns, ax=ax)
-    except ValueError as error:  # of the features
+    except ValueError as error:  # about the features
         raise DataError(f"{path}: {str(error).split(': ', 2)[-1]}") from None
 
 

@@ -15,7 +15,7 @@ class Progress:
 
     def __init__(self, what: str, size: int, quiet: bool) -> None:
         self.rows, self.position, self._start, self._bar = 0, 0.0, time.perf_counter(), None
-        self._before = 0  # rows of an earlier command that this one goes on with
+        self._before = 0  # rows of an earlier command that this one continues
         if quiet or not sys.stderr.isatty():
             return
         try:
@@ -36,7 +36,7 @@ class Progress:
             self._bar.close()
 
     def resume(self, rows: int, position: float) -> None:
-        """Begin anew where an earlier command ended: its rows and its part of `size` count, but not in the speed."""
+        """Continue where an earlier command ended: its rows and its part of `size` count, but not for the speed."""
         self.position, self._before = position, self._before + rows
         if (bar := self._bar) is not None:
             bar.initial = bar.n = bar.last_print_n = position

@@ -14,12 +14,12 @@ from bnorm.transformer.tables import InColumns, refuse_infinity_in
 
 
 class Rows(InColumns):
-    """A table of some rows of a file. No infinity is left in what it tells."""
+    """A table of some rows of a file. Steps and sums of rows with infinity are an error that names the place."""
 
     __slots__ = ("_before", "_found", "_names", "_where")
 
     def __init__(self, columns: Sequence[ndarray], names: Sequence[str], where: str, before: int) -> None:
-        """where: the file. before: the number of its rows before these."""
+        """where: the name of the file. before: the number of its rows before these."""
         super().__init__(arrow.Columns([list(columns)]))
         self._names, self._where, self._before = names, where, before
         self._found: tuple[ndarray, ndarray] | None = None  # moments and extremes
@@ -30,8 +30,8 @@ class Rows(InColumns):
         return found
 
     def whole(self, weight: ndarray | None) -> ndarray:
-        """It is kept, and so are the extremes, which are found with it, of a column before the next: a column stays in
-        the cache, a batch does not.
+        """Compute the moments, and keep them. The extremes of each column are found at the same time, before the next
+        column: a column stays in the cache, a batch does not.
         """
         if self._found is None:
             self._found = cpu.column_moments(self.columns, weight, minmax=True)
@@ -47,7 +47,7 @@ class Rows(InColumns):
         try:
             steps = super().steps(weight, clock, ddof)
         except ValueError:
-            self.refuse_infinity()  # which is all that it can be
+            self.refuse_infinity()  # the error is that of infinity
             raise
         for step in steps:
             refuse_infinity_in(step.parts, self, weight)

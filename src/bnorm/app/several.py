@@ -23,12 +23,12 @@ def is_folder(output: str) -> bool:
     """Whether an output stands for one file for each input."""
     try:
         return output.endswith(("/", os.sep)) or Path(output).is_dir()
-    except OSError:  # of a folder that may not be looked into: `places.check` says so
+    except OSError:  # a folder that may not be searched: `places.check` reports it
         return False
 
 
 def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
-    """The path for each source: as it lies below the folder that all of them are in."""
+    """Return the path of each output: below `folder`, as its source is below the folder that has all sources."""
     for s in sources:
         if s.path is None:
             raise DataError(f"{folder}: expected the name of a file for standard input, which has no name")
@@ -42,7 +42,7 @@ def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
 
 
 class Journal:
-    """What is done of a command that writes several files: its settings, and a line for each file."""
+    """What a command that writes several files has done: its settings, and a line for each complete file."""
 
     def __init__(self, folder: str, asked: dict[str, Any], resume: bool) -> None:
         self._path = Path(folder) / JOURNAL
@@ -56,7 +56,7 @@ class Journal:
 
     def _read(self) -> list[Any]:
         try:
-            *lines, _ = self._path.read_text().split("\n")  # a line that was not finished is the last one
+            *lines, _ = self._path.read_text().split("\n")  # an unfinished line can only be the last one
             found = [json.loads(line) for line in lines]
         except FileNotFoundError:
             found = []
@@ -78,7 +78,7 @@ class Journal:
             file.write(f"{json.dumps([str(output), _mark(s)])}\n")
 
     def is_there(self) -> bool:
-        """Whether a command before this one has begun, and not ended."""
+        """Whether an earlier command has begun and not ended."""
         return self._path.exists()
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ def each(
 ) -> int:
     """Call `make` for every source with its output, but not for those that are done. Returns how many these are.
 
-    goes_on: gets the argument that goes on with the command.
+    goes_on: gets the argument that continues the command.
     """
     pairs = list(zip(sources, outputs(sources, folder), strict=True))
     places.keep([s.name for s in sources], [path for _, path in pairs])
@@ -106,7 +106,7 @@ def each(
     for _, path in pairs:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        places.check([path for _, path in left], force or resume)  # what is there was made by this command
+        places.check([path for _, path in left], force or resume)  # files that exist were made by this command
     except DataError as error:
         more = ", and --resume goes on with an interrupted command" if journal.is_there() else ""
         raise DataError(f"{error}{more}") from None
@@ -121,6 +121,6 @@ def each(
 
 
 def _mark(s: Source) -> list[int]:
-    """What tells a file from a changed one."""
+    """Return size and time of a file, which show whether it has changed."""
     known = Path(s.name).stat()
     return [known.st_size, known.st_mtime_ns]

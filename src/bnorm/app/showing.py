@@ -10,7 +10,7 @@ import numpy as np
 from bnorm.app import grouped
 from bnorm.app.states import COUNTABLE, Learned
 
-STEP = 1e-3  # of a standard deviation: the digits that are shown tell such a step
+STEP = 1e-3  # of a standard deviation: values that differ by such a step are shown with different digits
 
 
 def show(path: str, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def _groups(path: str, said: dict[str, Any]) -> None:
 
 
 def in_json(value: Any) -> Any:
-    """A value as JSON can hold it: null for numbers that are not finite."""
+    """Return a value as JSON can hold it: null for numbers that are not finite."""
     if isinstance(value, dict):
         return {name: in_json(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def way(learned: Learned) -> str:
-    """The weights of rows relative to each other, in words."""
+    """Say in words how much rows weigh relative to each other."""
     parameters = learned.stored.parameters
     if (window := parameters["window"]) is not None:
         return f"of which those of the last {window if isinstance(window, str) else counted(window, 'row')} count"
@@ -103,7 +103,7 @@ def facts(learned: Learned) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]], units: Mapping[str, str]) -> list[str]:
     """The lines of a text table, with the first column left-aligned and all others right-aligned.
 
-    units: for a column, the one with the standard deviations, to which its digits are in proportion.
+    units: for a column, the name of the column of standard deviations that decides how many digits it needs.
     """
     head = list(rows[0])
     cells = [head, *([_cell(row[name], row[units[name]] if name in units else None) for name in head] for row in rows)]
@@ -124,7 +124,7 @@ def _cell(value: Any, unit: float | None) -> str:
 
 
 def _digits(value: float, unit: float | None) -> int:
-    """Six, or as many as it takes to tell a small step from the value, up to the 17 that a float has."""
+    """Return how many digits to show: 6, or as many as a step of STEP units needs, up to the 17 that a float has."""
     if not (unit and math.isfinite(unit) and value and math.isfinite(value)):
         return 6
     more = math.floor(math.log10(abs(value))) - math.floor(math.log10(unit) + math.log10(STEP)) + 1

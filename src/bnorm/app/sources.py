@@ -25,7 +25,7 @@ def pyarrow() -> Any:
         import pyarrow as pa
     except ImportError:
         raise DataError("reading and writing tables needs pyarrow: pip install 'bnorm[app]'") from None
-    pa.enable_signal_handlers(False)  # it would take signals away from those who wait for them
+    pa.enable_signal_handlers(False)  # it would take signals away from the handlers of the command
     return pa
 
 
@@ -40,8 +40,8 @@ class Source:
     """A table in a file.
 
     columns    Arrow types by name
-    reasons    why columns are no numbers, where that is more than their type
-    doubts     what its user might want to know about the way it is read
+    reasons    why columns are not numbers, if their type does not say it
+    doubts     what users might want to know about the way it is read
     position   rows that have been read, skipped ones included
     fraction   the fraction of the file that has been read, about
     """
@@ -63,13 +63,13 @@ class Source:
         return is_number(self.columns[name], bools=True)
 
     def share(self, columns: int) -> "Source | None":
-        """The same table for one of several threads, which reads some of so many columns of numbers, in batches of the
-        same rows as all of them. None if all are to be read together.
+        """Return the same table for one of several threads, which share `columns` columns of numbers and must read the
+        same batches of rows. None if this table can only be read by one thread.
         """
         return None
 
     def read(self, names: Sequence[str], numbers: Sequence[str], skip: int = 0) -> Generator[Any]:
-        """Record batches of these columns, in this order, without the first `skip` rows.
+        """Yield record batches of these columns, in this order, without the first `skip` rows.
 
         They end at the same rows however much is skipped, so what is summed together is the same too.
         """
@@ -83,11 +83,11 @@ class Source:
         self.position, self.fraction = self._read, 1.0
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
-        """Record batches from row `skip` on, which end at the same rows for every `skip`."""
+        """Yield record batches from row `skip` on, which end at the same rows for every `skip`."""
         raise NotImplementedError
 
     def _after(self, batches: Iterable[Any], skip: int, start: int = 0) -> Iterator[Any]:
-        """Batches that begin at row `start`, without the rows before `skip`."""
+        """Yield batches, which begin at row `start`, without the rows before `skip`."""
         for batch in batches:
             start += batch.num_rows
             self._read = max(self._read, start)
@@ -101,5 +101,5 @@ def rows_per_batch(columns: int) -> int:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Record batches as one."""
+    """Return record batches as one."""
     return batches[0] if len(batches) == 1 else pyarrow().concat_batches(batches)

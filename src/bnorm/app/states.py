@@ -16,14 +16,14 @@ from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.times import Times, Zero
 
 WHO = "bnorm"
-CHECKPOINT = "checkpoint"  # the entry of a file with the settings of the command that it belongs to
+CHECKPOINT = "checkpoint"  # the entry of a file that has the settings of the command whose checkpoint it is
 COUNTABLE = 2.0**63  # counts from here on are floats
 
 
 class Piece(NamedTuple):
-    """What some rows tell: steps, or the sums of exact statistics; and the missing values, if the rows have weights.
+    """The sums of some rows: steps, or exact sums; and the number of missing values, if the rows have weights.
 
-    newest   the time of the newest of them, if they have times
+    newest   the time of the newest row, if rows have times
     """
 
     rows: int
@@ -34,21 +34,21 @@ class Piece(NamedTuple):
     newest: int | None = None
 
     def since(self, zero: Zero | None) -> list[Step]:
-        """The steps, on a clock whose zero may have moved since they were made: one, as variances are not unbiased."""
+        """Return the steps, on a clock whose zero may have moved since. With times there is one step, as ddof is 0."""
         if self.newest is None or zero is None:
             return self.steps
         return [step._replace(end=float(self.newest - zero.origin)) for step in self.steps]
 
 
 def piece_of(fitted: Fitted, rows: Rows, weight: ndarray | None, times: Times | None) -> Piece:
-    """What rows tell statistics."""
+    """Return what rows contribute to statistics."""
     steps, sums = ([], rows.exact(weight)) if fitted.sums is not None else (fitted.steps(rows, weight, times), None)
     missing = None if weight is None else np.array([np.count_nonzero(np.isnan(column)) for column in rows.columns])
     return Piece(rows.rows, steps, sums, rows.extremes(weight), missing, None if times is None else times.newest)
 
 
 def beside(pieces: Sequence[Piece]) -> Piece:
-    """What the same rows of several sets of columns tell, if they do not fade."""
+    """Unite the pieces of several sets of columns of the same rows, which must not fade."""
     rows, steps, sums, _, missing, _ = first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -62,7 +62,7 @@ def beside(pieces: Sequence[Piece]) -> Piece:
 
 
 class Map(NamedTuple):
-    """The map of features with these names, or of this many columns of numbers if they have none."""
+    """The map of features with these names, or of this many columns of numbers if features have no names."""
 
     names: list[str] | None
     features: int
@@ -96,7 +96,7 @@ class Learned:
         history: int | None = None,
         exact: bool = False,
     ) -> Self:
-        """The state before the first row. history: how many records of the stream to keep, for `bnorm plot`."""
+        """Return the state before the first row. history: how many records of the stream to keep, for `bnorm plot`."""
         momentum = parameters.MOMENTUM if halflife else momentum
         given = {"momentum": momentum, "halflife": halflife, "history": history, "exact": exact}
         return cls(saving.empty(given, list(names)))
@@ -167,7 +167,7 @@ class Learned:
         self.stored.names = list(names) if self.stored.names else None
 
     def forget(self, gone: "Learned") -> None:
-        """Take rows out of exact statistics. Which were the extremes of the others is not known."""
+        """Take rows out of exact statistics. The extremes of the remaining rows are unknown."""
         self.fitted.forget(gone.fitted.sums, gone.rows)
         self.rows -= gone.rows
         counted = self.missing is not None and gone.missing is not None
@@ -188,7 +188,7 @@ class Learned:
         return Map(self.stored.names, len(self.fitted.mean), lambda dtype: self._stats())
 
     def inverse(self) -> Map:
-        """The map that undoes it."""
+        """The map that undoes the normalization."""
         return Map(self.stored.names, len(self.fitted.mean), lambda dtype: maps.inverse(self._stats(), dtype))
 
     def _stats(self) -> ndarray:
@@ -196,7 +196,7 @@ class Learned:
 
 
 def read(path: str, kinds: Mapping[str, Callable[[container.Config, Mapping[str, container.Entry]], Any]]) -> Any:
-    """What a state file holds, made by the function of its class; DataError for a file of no such class."""
+    """Read a state file by the function for its class; DataError for a file of any other class."""
     try:
         config, entries = container.read(WHO, path)
     except ValueError as error:
@@ -211,7 +211,7 @@ def read(path: str, kinds: Mapping[str, Callable[[container.Config, Mapping[str,
 
 
 def merge(paths: Sequence[str], states: Sequence[Learned]) -> Learned:
-    """The merged statistics of several files, as if learned from all rows together."""
+    """Merge the statistics of several files, as if they were learned from all rows together."""
     first, *others = states
     for path, other in zip(paths[1:], others, strict=True):
         given = first.stored.parameters, other.stored.parameters

@@ -1,6 +1,6 @@
 """Wide row groups of Parquet files, read some columns at a time.
 
-A reader of Parquet holds a page of every column that it reads, and its dictionary: gigabytes, if there are thousands.
+A reader of Parquet holds a page and a dictionary of each column that it reads: gigabytes, if there are thousands.
 So a row group is read in stripes of columns, which are kept on the disk, and put together again row by row.
 """
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from bnorm.app.sources import pyarrow
 
-PAGE = 1 << 20  # bytes, by the usual settings of writers
+PAGE = 1 << 20  # bytes, with the usual settings of writers
 MOST_STATE = 192 << 20  # bytes that a reader may hold
 STRIPE_STATE = 48 << 20
-DECODED = 16 << 20  # bytes of a stripe that are decoded together: a call for few rows of a column costs more than they
+DECODED = 16 << 20  # bytes of a stripe that are decoded together: for few rows, the call costs more than they do
 
 
 def state(columns: int, size: int) -> int:
-    """About how many bytes a reader of so many columns holds. size: of a row group, decompressed."""
+    """About how many bytes a reader of this many columns holds. size: of a row group, decompressed."""
     return 3 * min(size, columns * PAGE)  # measured: a page, its dictionary, and what is decoded from them
 
 
 def striped(file: Any, groups: Sequence[int], names: Sequence[str], rows: int) -> Iterator[Any]:
-    """The record batches of row groups, in batches of so many rows."""
+    """Yield the rows of row groups, in record batches of `rows` rows."""
     from pyarrow import ipc
 
     pa, fields = pyarrow(), {field.name: field for field in file.schema_arrow}
@@ -41,7 +41,7 @@ def striped(file: Any, groups: Sequence[int], names: Sequence[str], rows: int) -
 
 
 def _kept(file: Any, group: int, fields: Sequence[Any], rows: int, disk: Any) -> int:
-    """Write some columns of a row group to the disk. Returns where they begin."""
+    """Write some columns of a row group to the disk. Return where they begin."""
     from pyarrow import ipc
 
     start: int = disk.tell()
@@ -57,7 +57,7 @@ def _kept(file: Any, group: int, fields: Sequence[Any], rows: int, disk: Any) ->
 
 
 class _Region(io.RawIOBase):
-    """A file from some position on, whoever else reads it."""
+    """A file from some position on, with a position of its own, whoever else reads the file."""
 
     def __init__(self, file: Any, at: int) -> None:
         self._file, self._at = file, at

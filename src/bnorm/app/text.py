@@ -22,8 +22,8 @@ class Quotes(NamedTuple):
 
     @classmethod
     def of(cls, beginning: bytes, names: Sequence[str], delimiter: str, header: bool = True) -> Self:
-        """Those of the beginning of a CSV file: a column of which no value is without quotes, unless it is empty."""
-        # Something is found at every place, and nothing is looked at twice: a cell may be as long as all of it.
+        """Return the quotes of the beginning of a CSV file: of a column, if all its values but empty ones have them."""
+        # It matches at every place, and reads nothing twice (*+): a cell may be as long as the whole text.
         ends = rb"%b|\r?\n|\r|\Z" % re.escape(delimiter).encode()
         cell = re.compile(rb'("(?:[^"]|"")*+"|[^%b\r\n]*+)(%b)' % (re.escape(delimiter).encode(), ends))
         rows: list[list[bytes]] = [[]]
@@ -41,7 +41,7 @@ class Quotes(NamedTuple):
 
 
 FEW = Quotes()
-ROWS = 1 << 13  # so few that their text stays in a cache
+ROWS = 1 << 13  # few enough that their text stays in a cache
 
 
 class Csv:
@@ -73,7 +73,7 @@ class Csv:
         self._file.write(_joined(*columns, self._delimiter).buffers()[2])
 
     def finish(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: all rows have been written."""
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -85,7 +85,7 @@ class Csv:
         return text
 
     def _column(self, array: Any, quoted: bool) -> Any:
-        """A column as bytes, none of them missing."""
+        """Return a column as bytes, without missing values."""
         from pyarrow import compute
 
         pa = pyarrow()
@@ -103,14 +103,14 @@ class Csv:
 
 
 def _joined(*parts: Any) -> Any:
-    """Columns and bytes joined, with the last of them between the others."""
+    """Join columns and bytes, with the last part between the others."""
     from pyarrow import compute
 
     return compute.binary_join_element_wise(*(_bytes(part) if isinstance(part, bytes) else part for part in parts))
 
 
 def _bytes(value: bytes) -> Any:
-    """Bytes as a scalar of pyarrow, whose own way there imports pandas."""
+    """Return bytes as a scalar of pyarrow, whose own conversion imports pandas."""
     pa = pyarrow()
     buffers = [None, pa.py_buffer(struct.pack("=2q", 0, len(value))), pa.py_buffer(value)]
     return pa.Array.from_buffers(pa.large_binary(), 1, buffers)[0]

@@ -30,7 +30,7 @@ class Wish(NamedTuple):
     """What to write.
 
     chosen   the map of the state
-    columns  the features to map, of which the others pass through unchanged; None means all
+    columns  the features to map, None for all; other features pass through unchanged
     drop     columns to leave out
     text     columns of CSV files to write as text, whatever is in them
     dtype    the type of mapped columns; None means as they are
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _asked(args: argparse.Namespace, state: Stored | Learned) -> dict[str, Any]:
-    """The settings that must be the same in a command and in the one that goes on with it."""
+    """The settings that must be the same in a command and in the one that continues it."""
     asked = {name: getattr(args, name) for name in ("inverse", "columns", "drop", "text", "dtype")}
     return {"state": grouped.digest(state), "dialect": Dialect.of(args).said()} | asked
 
@@ -126,7 +126,7 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
 
 
 def _stream(sources: Sequence[Source], wish: Wish) -> tuple[dict[str, int], Stream]:
-    """The columns that are mapped, with the places of their features, and the stream of these and the other columns."""
+    """Return the columns to map, with the places of their features, and the stream of these and the other columns."""
     first = sources[0]
     features = _features(first, wish)
     left_out = {*features, *wish.drop} - set(wish.keys)
@@ -137,7 +137,7 @@ def _stream(sources: Sequence[Source], wish: Wish) -> tuple[dict[str, int], Stre
 
 
 def _plainly(chosen: Map) -> Callable[..., Callable[[int, ndarray, ndarray], None]]:
-    """The map of a feature, by its number, which is the same for all batches."""
+    """Return a function like `grouped.Map.of` for a map that is the same for all batches."""
     stats = {dtype: chosen.stats(np.dtype(dtype)) for dtype in ("float32", "float64")}
 
     def apply(feature: int, x: ndarray, out: ndarray) -> None:
@@ -147,7 +147,7 @@ def _plainly(chosen: Map) -> Callable[..., Callable[[int, ndarray, ndarray], Non
 
 
 def _features(first: Source, wish: Wish) -> dict[str, int]:
-    """The columns that are mapped, with the places of their features."""
+    """Return the columns to map, with the places of their features."""
     chosen, drop = wish.chosen, set(wish.drop)
     names = chosen.names
     if names is None:
@@ -194,7 +194,7 @@ def _size(first: Source, name: str, dtype: str | None) -> Any:
 def _guessed(
     first: Source, others: Sequence[str], text: Sequence[str], output: str, batches: Generator[Any]
 ) -> tuple[Guess, Iterator[Any]]:
-    """The types of the columns that pass through, and all batches, the first of which may have been read for it."""
+    """Return the types of columns that pass through, and all batches. The types may come from the first batch."""
     if not isinstance(first, CsvSource):
         return Guess({name: first.columns[name] for name in others}), batches
     guess = Guess(dict.fromkeys(others, pyarrow().string()), first.nulls)
@@ -206,7 +206,7 @@ def _guessed(
 
 
 def _mapped(column: Any, apply: Callable[[ndarray, ndarray], None], kind: Any, stream: Stream, name: str) -> Any:
-    """One column of a batch, mapped, as an Arrow array of that type; missing values stay missing."""
+    """Map one column of a batch to an Arrow array of this type; missing values stay missing."""
     x, dtype = arrow.values(column), np.dtype(f"f{kind.bit_width // 8}")
     if x.dtype != np.float64:
         x = x.astype(dtype)

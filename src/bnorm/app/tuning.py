@@ -1,7 +1,7 @@
-"""`bnorm tune`: from which sizes on arrays are best fetched ahead, and sent past the caches, on this machine.
+"""`bnorm tune`: from which sizes on arrays are best prefetched, and written past the caches, on this machine.
 
-Each size is measured by a call that depends on it, on arrays of growing length, with what it decides and without. As in
-a net, what a call writes the next one reads.
+Each size is measured by a call that depends on it, on arrays of growing length, with what the size decides and without
+it. As in a net, a call reads what the call before it has written.
 """
 
 import json
@@ -25,7 +25,7 @@ from bnorm.kernels.cpu import entries, tuned
 MIB = 1 << 20
 LADDER = [n * MIB for n in (1, 2, 3, 4, 6, 8, 12, 16, 24)]  # bytes of an array
 WIDTH = 64  # values of a row
-LONG = 512  # the same of a long one
+LONG = 512  # values of a long row
 RING = 4  # arrays in turn, so that a large one is gone from the caches when it is written again
 LEAST = 3  # measurements of each
 WORTH = math.log(1.03)  # what a change must gain in the mean over all lengths: less may be chance
@@ -35,14 +35,14 @@ Measure = Callable[[str, int], tuple[float, float]]
 
 
 class Way(NamedTuple):
-    """A call that depends on a size: what makes it for an array, and whether it is for several threads."""
+    """A call that depends on a size: what makes it for a ring of arrays, and whether it needs several threads."""
 
     make: Callable[[Sequence[ndarray]], Call]
-    team: bool | None  # None: whatever there is
+    team: bool | None  # False: it needs one; None: any number
 
 
 def _through(step: Callable[[ndarray, ndarray], object], ring: Sequence[ndarray]) -> Call:
-    """What reads an array of the ring, writes the next, and goes on with that."""
+    """Return a call that reads an array of the ring and writes the next one, which the next call reads."""
     places = cycle(range(len(ring)))
 
     def call() -> object:
@@ -66,7 +66,7 @@ def _rows(ring: Sequence[ndarray]) -> Call:
 
 
 def _backward(forward: Callable[[ndarray, ndarray], tuple[Any, Any]], ring: Sequence[ndarray]) -> Call:
-    """The backward of the first array, by the second, into each of the others in turn."""
+    """Return a call of the backward: x is the first array, dy the second, and dx each of the others in turn."""
     x, dy, *rest = ring
     _, saved = forward(x, rest[0])
     results = cycle(rest)
@@ -88,8 +88,8 @@ def _gradients_of_long_rows(ring: Sequence[ndarray]) -> Call:
     return _backward(lambda x, y: F.layer_norm(x, ones, normalized_shape=LONG, out=y), long)
 
 
-# In this order: what is fetched ahead first, as the others are measured with it; beside behind them, as it
-# needs results that are sent.
+# The order matters: sizes for prefetching (far) come first, as the others are measured with it; "beside" comes
+# after "stream", as it needs results that are written past the caches.
 WAYS = {
     "far": Way(_training, None),
     "far_two": Way(_gradients, True),
@@ -105,7 +105,7 @@ WAYS = {
 
 
 def timed(seconds: float) -> Measure:
-    """A measurement: the time of the call of a size, with what it decides and without."""
+    """Return a function that measures the call of a size, with what the size decides and without it."""
 
     def measure(name: str, n_bytes: int) -> tuple[float, float]:
         way, before, threads = WAYS[name], entries.use_sizes(), bnorm.get_num_threads()
@@ -136,9 +136,9 @@ def timed(seconds: float) -> Measure:
 
 
 def best(lengths: Sequence[int], times: Sequence[tuple[float, float]], now: int) -> tuple[int, float]:
-    """From which length on the first time is taken, else the second; and what it gains over `now`, as a logarithm.
+    """Return from which length on the first time should apply, else the second; and the gain over `now`, as a log.
 
-    Beyond the longest one it is taken from twice that on, as there the caches are of no use.
+    If it should apply at none of them, return twice the longest: beyond that, the caches are of no use.
     """
 
     def cost(least: int) -> float:
@@ -150,7 +150,7 @@ def best(lengths: Sequence[int], times: Sequence[tuple[float, float]], now: int)
 
 
 def tune(measure: Measure, team: bool) -> dict[str, tuple[int, int, float]]:
-    """Of each size: what it was, what it becomes, and what that gains on average. The new sizes are in use then."""
+    """Return for each size its old and its new value, and the average gain. The new sizes are in use afterwards."""
     said = {}
     for name, way in WAYS.items():
         now = entries.use_sizes()[name]
@@ -163,7 +163,7 @@ def tune(measure: Measure, team: bool) -> dict[str, tuple[int, int, float]]:
 
 
 def run(seconds: float, forget: bool, as_json: bool) -> None:
-    """Measure for about that many seconds, and keep what was found; or forget it."""
+    """Measure for about that many seconds, and keep what was found; with `forget`, remove what was kept."""
     folder = tuned.folder()
     if folder is None:
         raise DataError("tune: no folder for caches: set XDG_CACHE_HOME")

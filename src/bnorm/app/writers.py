@@ -135,7 +135,7 @@ class _Parquet:
             self._flush()
         elif sum(b.nbytes for b in self._waiting) >= 2 * BATCH:  # text may be long
             self._flush()
-            pyarrow().default_memory_pool().release_unused()  # which else keeps what several such row groups need
+            pyarrow().default_memory_pool().release_unused()  # otherwise it keeps the memory of several such row groups
 
     def finish(self) -> None:
         self._flush()

@@ -57,13 +57,13 @@ class Entry:
 
 
 def check_entries(config: Mapping[str, Any], known: Set[str]) -> None:
-    """ValueError for a configuration with other entries than these."""
+    """Raise ValueError for a configuration with other entries than these."""
     if unknown := sorted(config.keys() - known):
         raise ValueError(f"unknown entries {unknown}")
 
 
 def check_arrays(entries: Mapping[str, Entry], expected: Mapping[str, ndarray]) -> None:
-    """ValueError unless a file has arrays of the names, shapes and dtypes of these."""
+    """Raise ValueError unless a file has arrays of the names, shapes and dtypes of these."""
     if sorted(entries) != sorted(expected):
         raise ValueError(f"arrays {sorted(entries)} instead of {sorted(expected)}")
     for name, a in expected.items():
@@ -84,7 +84,7 @@ def suffix_of(who: str, path: Any) -> str:
 def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray], suffix: str | None = None) -> None:
     """Write a file in one step: a reader sees either the old file or the complete new one.
 
-    suffix: that of the format, if the name of the file does not tell.
+    suffix: the suffix of its format, if the name of the file does not end in it.
     """
     data = dumped(config, arrays, suffix or suffix_of(who, path))
     with replacing(path, durable=True) as file:
@@ -92,14 +92,14 @@ def write(who: str, path: Any, config: Config, arrays: Mapping[str, ndarray], su
 
 
 def dumped(config: Config, arrays: Mapping[str, ndarray], suffix: str = SAFETENSORS) -> bytes:
-    """The bytes of such a file."""
+    """Return the bytes of a state file."""
     text = json.dumps({"format": VERSION} | config, separators=(",", ":"))
     dense = {name: np.asarray(a, order="C") for name, a in arrays.items()}
     return _safetensors(text, dense) if suffix == SAFETENSORS else _npz(text, dense)
 
 
 def read(who: str, path: Any, suffix: str | None = None) -> tuple[Config, dict[str, Entry]]:
-    """The configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
+    """Return the configuration of a file, and its arrays, not read yet; ValueError unless it is a sound state file."""
     suffix = suffix or suffix_of(who, path)
     return _read(f"{who}: {os.fspath(path)}", lambda: _content(path, MAGIC[suffix]), suffix)
 
@@ -133,7 +133,7 @@ def _read(where: str, content: Callable[[], bytes], suffix: str) -> tuple[Config
 
 
 def _content(path: Any, magic: re.Pattern[bytes]) -> bytes:
-    """The bytes of a file, once its kind and its beginning are those of a state: some files have no end."""
+    """Return the bytes of a file, after a check of its kind and its beginning: a device or a pipe may have no end."""
     place = Path(path)
     if place.exists() and not place.is_dir() and not place.is_file():
         raise ValueError("no regular file, but a device or a pipe")
@@ -164,7 +164,7 @@ def _safetensors(text: str, arrays: Mapping[str, ndarray]) -> bytes:
 
 
 def _from_safetensors(data: bytes) -> tuple[str, dict[str, Entry]]:
-    """The configuration and the arrays. Every byte after the header must belong to exactly one array."""
+    """Return the configuration and the arrays. Every byte after the header must belong to exactly one array."""
     if len(data) < 8:
         raise ValueError(f"{len(data)} bytes are no header")
     (length,) = struct.unpack("<Q", data[:8])
@@ -221,7 +221,7 @@ def _from_npz(data: bytes) -> tuple[str, dict[str, Entry]]:
 
 
 def _entry(name: str, npy: bytes) -> Entry:
-    """An array in NumPy's format. Everything in its header is checked."""
+    """Return an array in NumPy's format. Everything in its header is checked."""
     file = BytesIO(npy)
     major, _ = np.lib.format.read_magic(file)
     if major not in LENGTHS:

@@ -1,7 +1,7 @@
 """Files that are replaced in one step: a reader sees either the old file or the complete new one.
 
-Until then the new one is a hidden file beside it, locked while it is written. What a killed process has left is
-known by having no lock.
+Until then the new file is a hidden one beside the old, locked while it is written. A hidden file without a lock was
+left by a killed process.
 """
 
 import errno
@@ -30,7 +30,7 @@ def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
     durable: flush it to the disk first, so that it survives a crash of the machine.
     """
     place = Path(path).resolve()  # a link stays, and its target is replaced
-    if not place.parent.is_dir():  # else the error would name the temporary file
+    if not place.parent.is_dir():  # otherwise the error would name the temporary file
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     beside = place
     try:
@@ -55,14 +55,14 @@ def replacing(path: Any, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def sweep(paths: Iterable[Any]) -> None:
-    """Remove what killed processes have left of these files."""
+    """Remove the hidden files that killed processes have left beside these files."""
     folders: dict[Path, set[str]] = {}
     for path in paths:
         place = Path(path).resolve()
         folders.setdefault(place.parent, set()).add(_shortened(place.name))
     for folder, names in folders.items() if fcntl else ():
         inside: list[Path] = []
-        with suppress(OSError):  # a folder that may not be looked into
+        with suppress(OSError):  # a folder that may not be listed
             inside = list(folder.iterdir())
         for left in inside:
             hidden = HIDDEN.fullmatch(left.name)
@@ -73,7 +73,7 @@ def sweep(paths: Iterable[Any]) -> None:
 
 
 def _begun(place: Path) -> tuple[Path, BinaryIO]:
-    """A new hidden file, locked."""
+    """Create a hidden file, locked."""
     while True:
         beside = place.with_name(f".{_shortened(place.name)}.{os.urandom(8).hex()}.tmp")
         file = beside.open("xb")  # never a file that is there already

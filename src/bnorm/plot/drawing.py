@@ -13,13 +13,13 @@ from bnorm.plot.ticks import spaced, symlog
 
 LABELS = 60  # names of features on one axis
 LONGEST = 30  # characters of a name
-MOST = 1e200  # what is drawn is at most so far from zero: limits of axes, and powers and sums of them, stay finite
-LETTERS = 18  # of a key, in an inch of axes before they are laid out
-FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for colour-blind readers
+MOST = 1e200  # drawn values are at most this far from zero, so that limits of axes, their powers and sums are finite
+LETTERS = 18  # letters of a key in an inch of axes, before these are laid out
+FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for color-blind readers
 
 
 def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:
-    """The figure, the outer axes, and n panels in lines and columns; in a new figure, or in the place of ax."""
+    """Return the figure, the outer axes, and n panels in lines and columns, in a new figure or in the place of ax."""
     try:
         from matplotlib import axes
         from matplotlib import pyplot as plt
@@ -35,13 +35,13 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
     if place is None:
         raise ValueError(f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand")
     ax.set_axis_off()
-    grid = place.subgridspec(1 + shape[0], shape[1], height_ratios=[1e-3] + [1.0] * shape[0])  # the first line: a key
+    grid = place.subgridspec(1 + shape[0], shape[1], height_ratios=[1e-3] + [1.0] * shape[0])  # line 0 is for a key
     inner = [figure.add_subplot(grid[1 + i // shape[1], i % shape[1]]) for i in range(n)]
     return figure, ax, np.array(inner)
 
 
 def key_place(panels: ndarray) -> Any:
-    """The axes above which the key of these panels stands: the only panel, or the empty line above them."""
+    """The axes above which the key of these panels is drawn: the only panel, or the empty line above them."""
     if len(panels) == 1:
         return panels[0]
     head = panels[0].figure.add_subplot(panels[0].get_subplotspec().get_gridspec()[0, :])
@@ -78,7 +78,7 @@ def chosen(who: str, features: Sequence[int | str] | None, names: list[str]) -> 
 
 
 def labels(names: list[str]) -> list[str]:
-    """Long names without their middle; with their index in front if several would be the same."""
+    """Return names, the long ones without their middle, and with their index in front if several would be the same."""
     cut = [name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}" for name in names]
     return [name if cut.count(name) == 1 else f"[{i}] {name}" for i, name in enumerate(cut)]
 
@@ -91,7 +91,7 @@ def label_lines(ax: Any, names: list[str]) -> None:
 
 
 def key(panels: ndarray, entries: Mapping[str, Mapping[str, Any]], note: str = "") -> None:
-    """Say above the panels what is drawn: an example of each line, with its meaning, and below them a note."""
+    """Draw the key above the panels: an example of each line, with its meaning, and below them a note."""
     from matplotlib.lines import Line2D
 
     ax = key_place(panels)
@@ -154,13 +154,13 @@ def _limits(ax: Any, quantiles: ndarray) -> tuple[float, float]:
 
 
 def within(values: ndarray) -> ndarray:
-    """Values as they are drawn: infinity as unknown, and the greatest ones at a limit."""
+    """Return values as they are drawn: infinity as NaN, and others limited to MOST."""
     within: ndarray = np.where(np.isfinite(values), np.clip(values, -MOST, MOST), np.nan)
     return within
 
 
 def host(values: Any) -> ndarray:
-    """A table of any type, on any device, as a NumPy array of float64."""
+    """Return a table of any type, on any device, as a NumPy array of float64."""
     if hasattr(values, "toarray"):
         values = values.toarray()
     on_device = kind_of(values) not in (None, ndarray)

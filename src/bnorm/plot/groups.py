@@ -144,7 +144,7 @@ class GroupsDisplay:
         return self
 
     def _draw(self, panel: Any, j: int) -> None:
-        """One feature."""
+        """Draw the panel of feature j."""
         known = np.flatnonzero(np.isfinite(self.means[:, j]))
         order = known[np.argsort(self.means[known, j], kind="stable")]
         left = len(order) - self.most

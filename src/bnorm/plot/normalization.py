@@ -164,7 +164,7 @@ class NormalizationDisplay:
 
 
 def _quantiles(values: ndarray) -> ndarray:
-    """(7, C), of a column without values NaN."""
+    """Return the quantiles of each column, (7, C); NaN for a column without values."""
     columns = [column[np.isfinite(column)] for column in values.T]
     return np.array([np.quantile(c, QUANTILES) if len(c) else np.full(len(QUANTILES), np.nan) for c in columns]).T
 
@@ -177,7 +177,7 @@ def _range(column: ndarray) -> tuple[float, float]:
     least, low, high, most = np.quantile(known, (0, 0.005, 0.995, 1))
     room = 0.5 * (high - low)
     low, high = max(least, low - room), min(most, high + room)
-    narrow = 4 * BINS * float(np.spacing(max(abs(low), abs(high))))  # bins of that could not be told apart
+    narrow = 4 * BINS * float(np.spacing(max(abs(low), abs(high))))  # bins of a smaller range could not be told apart
     if high - low > narrow:
         return low, high
     room = max(0.5, narrow)

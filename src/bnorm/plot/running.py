@@ -149,7 +149,7 @@ class RunningStatsDisplay:
             for i, (panel, name) in enumerate(zip(self.axes_, labels(self.feature_names), strict=True)):
                 self._draw_feature(panel, i, name, drifts[i])
                 if i + columns < n:  # there is a panel below
-                    panel.set_xlabel(" " if n % columns else "")  # which keeps the room: rows stay equal
+                    panel.set_xlabel(" " if n % columns else "")  # " " keeps the space, so that all rows are equal
         else:
             self.figure_, self.ax_, self.axes_ = panels(who, ax, (9, height(n)), (1, 2), 2)
             self._draw_maps(*self.axes_)
@@ -174,7 +174,7 @@ class RunningStatsDisplay:
         return widening
 
     def _drifts(self) -> list[str]:
-        """Of each feature what says that it drifts, or nothing."""
+        """Return for each feature why it is said to drift, or an empty text."""
         shift, widening = (np.where(np.isnan(a), 0, a) for a in (self.shift(), self.widening()))
         reasons = []
         for i, (far, wide) in enumerate(
@@ -202,7 +202,7 @@ class RunningStatsDisplay:
         ax.fill_between(x, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
         ax.plot(x, mean, color=color, linewidth=1.6)
         ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
-        ax.margins(y=0.2)  # room for the name, which is inside the panel because there may be a title above
+        ax.margins(y=0.2)  # space for the name, which is inside the panel because there may be a title above
         ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top", parse_math=False)
         ax.text(0.02, 0.03, drift, transform=ax.transAxes, fontsize=8, color=color)
         self._along(ax, x[0] if x is self.times else 0, x[-1])

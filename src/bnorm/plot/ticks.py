@@ -1,4 +1,4 @@
-"""Ticks of the displays: as many as have room, whatever the size of the axes and the length of the labels."""
+"""Ticks of the displays: as many as fit, whatever the size of the axes and the length of the labels."""
 
 import re
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ DECADES = 12  # of a logarithmic axis, to either side
 
 
 def spaced(axis: Any, integer: bool = False) -> None:
-    """Give the x axis so many ticks that their labels stay apart. Its formatter must be set before.
+    """Give the x axis as many ticks as keep their labels apart. Its formatter must be set before.
 
-    Labels are the values themselves, however close they are: what is left of a part that is the same in all of them
-    would stand in the corner, upon the name of the axis.
+    Labels are complete values, however close these are: otherwise the part that they have in common would be drawn in
+    the corner, over the name of the axis.
     """
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
@@ -55,7 +55,7 @@ def symlog(ax: Any, least: float, most: float) -> float:
 
 
 def _locator(finer_first: list[Any]) -> Any:
-    """The first of these choices of ticks whose labels have room."""
+    """Return a locator that takes the first of these choices of ticks whose labels fit."""
     from matplotlib.ticker import Locator
 
     class Spaced(Locator):
