@@ -1,17 +1,16 @@
 // Batch normalization: the kernels.
 //
-//     moments            sums of x; their end is the parts themselves, or the statistics of a forward. EXACT: in
-//                        float64
-//     finish_stats       parts -> stats, where something stood between
+//     moments            sums of x, finished to parts, or to the statistics of a forward. EXACT: in float64
+//     finish_stats       parts -> stats, if a caller does something in between
 //     normalize          y = (x - mean) scale + shift, and the activation
-//     sums               sums of dy and dy (x - mean); their end is the coefficients of a backward
-//     finish_gradients   sums -> coefficients, where something stood between
+//     sums               sums of dy and dy (x - mean), finished to sums, or to the coefficients of a backward
+//     finish_gradients   sums -> coefficients, if a caller does something in between
 //     gradient           dx = a (dy + w (b (x - mean) + c))
 //
 // <T, V, K, BX, BY, ...>: elements of type T are read V at a time; a thread has K channels, V side by side or one; a
-// block is BX of these wide and BY high. KIND is the activation. A MODE WITH_MAP does the map too, in the same launch;
-// so does MEETING, whose blocks all run at the same time: each keeps what it reads, and before the map they join their
-// sums.
+// block is BX threads wide and BY high. KIND is the activation. With MODE WITH_MAP the same launch also does the map.
+// So it does with MEETING: all blocks run at the same time, each keeps what it reads, and before the map they join
+// their sums.
 
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND>
 __global__ void __launch_bounds__(BX* BY, (Resident<BX * BY, K, MODE>::blocks)) moments(Job job) {

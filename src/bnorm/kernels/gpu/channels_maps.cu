@@ -25,7 +25,7 @@ BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double c
 BN_DEV Normal normal_of(const Job& job, i64 c, const Moments& sum) {
   return normal_of(job, gamma_of(job, c), beta_of(job, c), sum);
 }
-// What the map of a tile's channel reads, in the type of computation: of a forward, and of a backward.
+// Store what the map reads of a channel, in the type of computation: in a forward, and in a backward.
 template <int WIDTH, class A>
 BN_DEV void keep_normal(A* to, const Normal& of) {
   const A high = (A)of.mean;
@@ -68,14 +68,14 @@ BN_DEV void write_coefficients(const Job& job, i64 c, const Coefficients& of) {
   row_of(job.coefficients, job, C_OF_DX)[c] = of.c;
 }
 
-// The sums about the mean, out of those about its high part.
+// The sums about the mean, from those about its high part.
 template <class A>
 BN_DEV Sums about_mean(double mean, const Sums& sum) {
   return {sum.total, sum.dot - (mean - (double)(A)mean) * sum.total};
 }
 
 BN_DEV Running running_of(const Job& job) {
-  const int mode = job.mode == BN_POOL ? BN_POOL : BN_AVERAGE;  // of layers
+  const int mode = job.mode == BN_POOL ? BN_POOL : BN_AVERAGE;  // layers have no other
   return {job.running_mean, job.running_var, nullptr, job.seen, nullptr, nullptr, nullptr, job.counted, job.channels,
           job.wide, 0, job.nonfinite, mode, {mode, job.momentum, 1.0, job.ddof, 0}, job.uncounted};
 }
@@ -111,18 +111,18 @@ BN_DEV void finish_channel(const Job& job, i64 c, const Sums& sum) {
 }
 
 // The maps -----------------------------------------------------------------------------------------------------------
-// The chunks of the reduction are cut into `split` parts, and all last parts come first: what the blocks of the
-// reduction read last may still be in the second-level cache. `kept` is what a block has kept of what it read. One that
-// is READY has the coefficients of its tile in shared memory, `ready`. If it FETCHES, too, it has one channel, and what
-// is mapped leaves its place to what lies `ahead` elements behind it, in groups of BATCH steps or PAIRS; 0: nothing
-// follows.
+// The chunks of the reduction are cut into `split` parts, and the last part of each chunk is mapped first: the
+// reduction read it last, so it may still be in the second-level cache. `kept` is what a block has kept of what it
+// read. If READY, the coefficients of the block's tile are in shared memory, at `ready`. If it also FETCHES, it has one
+// channel, and what lies `ahead` elements further on is fetched into the place of what has been mapped, in groups of
+// BATCH or PAIRS steps; nothing is fetched if `ahead` is 0.
 
 BN_DEV i64 part_of_map(const Job& job) {
   const i64 chunks = job.chunks / job.split;
   return (blockIdx.y % chunks) * job.split + (job.split - 1 - blockIdx.y / chunks);
 }
 
-// What a thread reads first, while the statistics of its channels come: use(where it lies).
+// Call use(place) for the steps that a thread reads first, while the statistics of its channels are being loaded.
 template <int K, int BX, int BY, class Use>
 BN_DEV void for_first(const Job& job, const Place<K, BX, BY>& place, const Use& use) {
   Walk<BX == 1> walk(job, place.column, place.first, BY);
@@ -146,7 +146,7 @@ BN_DEV void map_forward(
   if (!READY) __syncthreads();  // the statistics may have been written by other threads of this block
   if (!READY && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
-    // inference: one block of a channel keeps its statistics
+    // in inference, one block of a channel writes its statistics
     const Normal of = job.var ? normal_of(job, c, job.mean[c], job.var[c], 1.0) : read_normal(job, c);
     if (job.var && g == 0 && column == c * job.inner) write_stats(job, c, of);
     keep_normal<WIDTH>(shared + tid, of);
@@ -210,8 +210,8 @@ BN_DEV void map_forward(
   if (FINITE && found) atomicOr(job.infinite, 1);
 }
 
-// With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and reads x
-// for the activation alone. `given`, with `ready`: what fill_forward finds.
+// With weights, which may be of any size, a, b and c are double. With FROZEN statistics dx is a map of dy, and x is
+// read for the activation alone. If READY, `given` is what fill_forward finds.
 template <class T, int V, int K, int BX, int BY, int MODE, int KIND, bool FETCHES = false, bool READY = FETCHES>
 BN_DEV void map_backward(
     const Job& job, i64 tile, i64 g, Vector<T, V>* kept, const typename Compute<T>::type* ready = nullptr,
@@ -247,7 +247,7 @@ BN_DEV void map_backward(
   }
   if (!READY) __syncthreads();
   if (!place.inside) return;
-  // Behind an activation all that several channels have is too much for the registers of four blocks.
+  // With an activation, the numbers of several channels take too many registers for four blocks: they are read again.
   constexpr bool MANY = K > 1 && KIND != BN_IDENTITY;
   A high[K];
   B held[3][K];
@@ -280,7 +280,7 @@ BN_DEV void map_backward(
     i64 at[PAIRS];
 #pragma unroll
     for (int u = 0; u < PAIRS; ++u, walk.next()) {
-      at[u] = MANY ? as_it_is(walk.at) : walk.at;  // no pointer is kept for each array and place
+      at[u] = MANY ? as_it_is(walk.at) : walk.at;  // else a pointer is kept for each array and place
       e[u] = here ? kept_dy[u * BX * BY] : load<T, V>(dy + at[u]);
       t[u] = !READS_X ? e[u] : here ? kept[u * BX * BY] : load<T, V>(x + at[u]);
     }
@@ -328,15 +328,15 @@ BN_DEV void map_backward(
 
 // Of kernels ----------------------------------------------------------------------------------------------------------
 
-// Blocks that a processor shall hold at least, which bounds the registers of a thread. With eight channels to a thread
-// and the map in the same launch, or all in float64, there are too many numbers for two.
+// At least so many blocks must fit on a processor, which bounds the registers of a thread. For two blocks, a thread
+// with eight channels has too many numbers if the map is in the same launch, or if all of it is in float64.
 template <int THREADS, int K, int MODE>
 struct Resident {
   static constexpr bool many = K == 8 && (MODE == WITH_MAP || MODE == EXACT);
   static constexpr int blocks = THREADS > 256 || MODE == MEETING || many ? 1 : 2;
 };
 
-// The map of a backward in float has so few numbers that there may be more of them.
+// The map of a backward in float has so few numbers that more blocks fit.
 template <class T, int THREADS, int MODE>
 struct MapResident {
   static constexpr int blocks = THREADS > 256 ? 1 : sizeof(T) == 4 && MODE != CAREFUL ? 4 : 2;
@@ -346,7 +346,7 @@ struct MapResident {
 template <int MODE>
 constexpr bool MAPS = MODE == WITH_MAP || MODE == MEETING;
 
-// Where a thread keeps what it has read until the map of the same launch; null where it reads again.
+// Where a thread keeps what it has read until the map of the same launch; null if the map reads it again.
 template <class T, int V, int MODE>
 BN_DEV Vector<T, V>* kept_memory(const Job& job) {
   if (!MAPS<MODE> || !job.keep) return nullptr;

@@ -11,7 +11,7 @@ BN_DEV void add_weighted(
     const double v = exact(widen(x[walk.at]));
     if (w == 0.0 || (job.skipna && v != v)) continue;
     if (sum.n == 0.0) {
-      sum = {w, v, 0.0, 0.0};  // exactly: 0 + (v - 0) would do too, but not for infinities
+      sum = {w, v, 0.0, 0.0};  // no merge, as 0 + (v - 0) would not do for infinities
     } else {
       bn_merge(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
     }
@@ -26,7 +26,7 @@ BN_DEV void add_one(Moments& sum, double v) {
   }
 }
 
-// All that a thread keeps of its steps: of x, and by PAIRS of dy too, behind it.
+// Fetch all steps of a thread into shared memory: of x, and if STEPS is PAIRS also of dy, behind it.
 template <class T, int V, int STEPS, int K, int BX, int BY>
 BN_DEV void fetch_steps(const Job& job, const Place<K, BX, BY>& place, Vector<T, V>* kept) {
   constexpr int THREADS = BX * BY;
@@ -42,7 +42,7 @@ BN_DEV void fetch_steps(const Job& job, const Place<K, BX, BY>& place, Vector<T,
   }
 }
 
-// The moments of each thread, but for the last, incomplete row where no weights or NaN are looked at.
+// The moments of each thread. They include the last, incomplete row only if MODE is CAREFUL.
 template <class T, int V, int K, int BX, int BY, int MODE>
 BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Moments (&sum)[K]) {
   typedef typename Compute<T>::type A;
@@ -63,7 +63,7 @@ BN_DEV void sum_moments(const Job& job, i64 tile, i64 g, Vector<T, V>* kept, Mom
   }
 }
 
-// Of a channel of runs, which reads its three values ahead of where they are used.
+// The three values for the center of a channel of runs. They are read before they are needed.
 template <class T>
 BN_DEV Near<T> read_near(const Job& job, i64 c) {
   const i64 outer = quotient(job.steps, job.run);
@@ -74,7 +74,7 @@ BN_DEV Near<T> read_near(const Job& job, i64 c) {
 
 // sum dy and sum dy (x - h), h being the high part of the mean -------------------------------------------------------
 
-// The coefficients of the forward, in the type of computation: the activation of a backward is decided by the same
+// The coefficients of the forward, in the type of computation: a backward decides on the activation by the same
 // operations on the same numbers. They lie in shared memory, channel k of thread column tx at [k * BX + tx].
 template <class A, int K, int BX>
 struct Forward {
@@ -99,13 +99,13 @@ BN_DEV void fill_forward(const Job& job, i64 tile, Forward<A, K, BX>& forward) {
   }
 }
 
-// dy behind the activation; t = x - high.
+// dy times the derivative of the activation; t = x - high.
 template <int KIND, class A, int K, int BX>
 BN_DEV A through(A dy, A t, const Forward<A, K, BX>& forward, int at, bn_activation act) {
   return KIND == BN_IDENTITY ? dy : bn_act_pull(act, fused(t, forward.scale[at], forward.shift[at]), dy);
 }
 
-// The sums of some steps once more, in float64. With weights a dy of 0 adds nothing: padding may hold anything.
+// The sums of some steps again, in float64. With weights a dy of 0 adds nothing, as padding may hold anything.
 template <class T, int V, int KIND, bool WEIGHTED, int K, int BX, class Walk, class A>
 BN_DEV void exact_products(
     double slope, const T* x, const T* dy, const Forward<A, K, BX>& forward, Walk walk, int steps, double (&s)[K],
@@ -131,7 +131,7 @@ BN_DEV void exact_products(
   }
 }
 
-// All steps of a thread; `arrived` as above.
+// Add the sums of all steps of a thread to `sum`; `arrived`: as for add_steps.
 template <
     class T, int V, int KIND, bool KEEP, bool WEIGHTED, int THREADS, int K, int BX, class Walk, class A,
     class Arrived = AllThere>
@@ -199,7 +199,7 @@ BN_DEV const Forward<typename Compute<T>::type, K, BX>& sum_products(
   BN_SHARED(Of, shared, 1);
   const Of& forward = shared[0];
   fill_forward<T, KIND>(job, tile, shared[0]);
-  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);  // which would come before it
+  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);  // behind fill_forward's loads
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};

@@ -4,15 +4,15 @@
 //     cluster_moments    a forward in training
 //     cluster_sums       its backward
 //
-// <T, V, K, BX, BY, KIND> as elsewhere, of channel runs: a block has one column at a time, and K and BX are 1. The
-// blocks of a channel are the y of the grid. Clusters are known to devices of compute capability 9.0 and newer.
+// <T, V, K, BX, BY, KIND>: as in channels.cu, for channel runs: a block has one column at a time, and K and BX are 1.
+// The grid has a y for each block of a channel. Devices of compute capability 9.0 and newer have clusters.
 
-constexpr int CLUSTER = 8;  // blocks: no device with clusters has fewer
+constexpr int CLUSTER = 8;  // blocks: all devices with clusters allow as many
 
-// What the blocks of a cluster tell each other, at every second channel in the same place: nobody writes to what is
-// still read, as a block goes on only with what all the others have told it. Each stores into the memory of all, and a
-// barrier there counts the bytes. So nobody waits until what a block has written to its array is in memory, as behind a
-// fence.
+// What the blocks of a cluster tell each other. Each stores its numbers into the shared memory of all, where a barrier
+// counts the bytes. So no block waits until the results that a block has written are in memory, as it would at a fence.
+// There are two places, used by turns. No place is overwritten while it is still read, as a block goes on only when all
+// the others have told it their numbers.
 
 struct Told {
   double* memory;                // 2 * SIZE
@@ -23,8 +23,8 @@ struct Told {
   BN_MEMBER double* place(int channel) const { return memory + channel % 2 * SIZE; }
 };
 
-// By all threads, before anything else. The cluster's barrier that each of them arrives at is to be waited at before
-// the first store.
+// Called by all threads, before anything else. Each arrives at the cluster's barrier; they must wait there before the
+// first store.
 BN_DEV void start_told(const Told& told) {
 #ifdef BN_ON_CPU
   if (threadIdx.x == 0) {
@@ -44,7 +44,7 @@ BN_DEV void start_told(const Told& told) {
   __cluster_barrier_arrive_relaxed();
 }
 
-// How many bytes all others and this block itself store, by one thread.
+// Tell a barrier how many bytes all blocks together, this one included, will store here. Called by one thread.
 BN_DEV void expect_bytes(unsigned long long* barrier, unsigned bytes) {
 #ifdef BN_ON_CPU
   __mbarrier_expect(barrier, bytes);
@@ -54,7 +54,7 @@ BN_DEV void expect_bytes(unsigned long long* barrier, unsigned bytes) {
 #endif
 }
 
-// Store v in block `rank`, where `at` is in this one, and count it there.
+// Store v in block `rank`, at the place that `at` has in this block, and count its bytes there.
 BN_DEV void tell(double* at, double v, unsigned long long* barrier, unsigned rank) {
 #ifdef BN_ON_CPU
   __store_async(at, v, barrier, rank);
@@ -71,7 +71,7 @@ BN_DEV void tell(double* at, double v, unsigned long long* barrier, unsigned ran
 #endif
 }
 
-// Wait until all is there that is expected; parity: 0 at first, and 1 and 0 in turn.
+// Wait until all expected bytes have arrived. parity: 0 at first, then 1 and 0 in turn.
 BN_DEV void await_bytes(unsigned long long* barrier, unsigned parity) {
 #ifdef BN_ON_CPU
   __mbarrier_wait(barrier, parity);
@@ -89,8 +89,8 @@ BN_DEV void await_bytes(unsigned long long* barrier, unsigned parity) {
 #endif
 }
 
-// P numbers of each block, given by its first thread: to lane r of the first warp of all blocks those of block r, and 0
-// beyond. `next` of the first block is then in the place of the channel.
+// Exchange P numbers of each block, which its first thread gives: in every block, lane r of the first warp gets those
+// of block r, and lanes without a block get 0. The place of the channel gets `next` of the first block.
 template <int P>
 BN_DEV void tell_all(double (&v)[P], double next, const Told& told) {
   const int tid = threadIdx.x, turn = told.channels % 2;
@@ -110,14 +110,14 @@ BN_DEV void tell_all(double (&v)[P], double next, const Told& told) {
   for (int p = 0; p < P; ++p) v[p] = tid < CLUSTER ? own[p * CLUSTER + tid] : 0.0;
 }
 
-// The sum over the lanes of a cluster, in all lanes: added as join_items adds so many items.
+// The sum over the lanes that tell_all gave numbers to, for all lanes. It is added as join_items adds so many items.
 BN_DEV double add_lanes(double v) {
 #pragma unroll
   for (int d = CLUSTER / 2; d > 0; d /= 2) v += __shfl_down_sync(~0u, v, d);
   return __shfl_sync(~0u, v, 0);
 }
 
-// The sums of a channel out of those of its blocks, by the first warp of all of them.
+// The sums of a channel from those of its blocks. Called by the first warp of each of them.
 BN_DEV Sums join_cluster(const Sums& own, double next, const Told& told) {
   double v[2] = {own.total, own.dot};
   tell_all(v, next, told);
@@ -125,19 +125,20 @@ BN_DEV Sums join_cluster(const Sums& own, double next, const Told& told) {
   return {total, add_lanes(v[1])};
 }
 
-// The clusters that surely run from the start, and have their first channels without asking. There may be no room for
-// the last ones before others end: where processors come in less than eights, 15 of 16 run at a time.
+// How many clusters surely run from the start: their first channels are theirs without a ticket. The last clusters may
+// have to wait until others end: if some groups of processors have less than eight, only 15 of 16 run at a time.
 BN_DEV unsigned sure_clusters() { return gridDim.x - gridDim.x / 8u; }
 
-// Which channel a cluster has next, in its first thread, which asks while the others sum: those who are quick get more.
-// A channel is a ticket. Who gets none ends, and the last one of these makes it 0 again.
+// The next channel of a cluster, for its first thread, which asks for it while the others sum. So faster clusters get
+// more channels. The ticket counts the channels that are taken. A cluster that gets none ends, and the last one of
+// these sets the ticket to 0 again.
 BN_DEV double next_channel(const Job& job) {
   if (threadIdx.x != 0 || blockIdx.y != 0) return 0.0;
   const unsigned sure = sure_clusters(), asked = (unsigned)job.columns + gridDim.x - sure;
   return (double)sure + atomicInc(job.tickets, asked - 1u);
 }
 
-// Clusters begin one after the other. The last ones wait for a ticket instead.
+// Clusters begin one after the other. The last ones begin with a ticket instead.
 template <class T, int V, int ARRAYS>
 BN_DEV void begin_in_turn(const Job& job) {
   const bool turns = job.columns >= 3 * (i64)gridDim.x && blockIdx.x < sure_clusters();

@@ -1,15 +1,15 @@
-// The exact sums of channels: integers that are those of kernels/cpu/exact, as neither loses a bit.
+// The exact sums of channels, as integers. They equal those of kernels/cpu/exact, as neither loses a bit.
 //
 // A value is m 2^(e - 150) with m below 2^24 and an exponent e of at least 1. A thread adds m 2^(e - base) in 64 bits,
-// and the squares of these in 128, for all e from base to base + REACH. A larger value moves this window up; a smaller
-// one goes to the limbs by itself, and so do the sums from time to time. Limbs are those of kernels/cpu/exact/limbs.h:
-// a 64-bit number for every 32 bits. Atomic additions of integers come to the same in any order.
+// and the squares of these in 128, for all e in a window from base to base + REACH. A larger value moves the window up.
+// A smaller one is added to the limbs by itself, and from time to time the sums are, too. Limbs are those of
+// kernels/cpu/exact/limbs.h: a 64-bit number for every 32 bits. Integers give the same sum in any order of additions.
 
 typedef unsigned long long u64;
 
 enum {
   REACH = 27,      // m 2^REACH has 51 bits
-  BELOW = 14,      // where a window begins, below the value that it is made for
+  BELOW = 14,      // a window begins so far below the value that it is made for
   MANY = 1 << 12,  // values between two flushes: then a sum has 63 bits, and one of squares 114
   NO_WINDOW = -1000
 };
@@ -18,7 +18,7 @@ enum {
 // are NaN, infinite, minus infinite.
 enum { SUMS_AT = 0, SQUARES_AT = 12, ODD_AT = 33, ROWS = 36 };
 
-// Add m 2^place to limbs that are `width` apart, or subtract it.
+// Add m 2^place to limbs that are `width` apart; if `negative`, subtract it.
 BN_DEV void add_limbs(u64* limbs, int width, u64 m, int place, bool negative) {
   const u64 mask = 0xFFFFFFFFu;
   const int shift = place & 31;
@@ -68,7 +68,7 @@ struct Held {
   }
 };
 
-// What is not masked. The mask, of bytes, is where other kernels have weights.
+// Whether a value counts, by the mask. It has bytes, and is where other kernels have weights.
 template <bool MASKED>
 BN_DEV bool taken(const Job& job, i64 column, i64 r) {
   if (!MASKED) return true;

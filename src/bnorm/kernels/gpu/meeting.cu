@@ -1,12 +1,12 @@
 // Batch normalization in one launch, by blocks that all run at the same time: each keeps what it reads, and they meet
-// between sums and map. Where a tile has whole channels, each of its blocks then adds up what all of them have written;
+// between sums and map. If a tile has whole channels, each of its blocks then adds up what all of them have written;
 // else each block of the group joins some channels, and all meet once more.
 //
-// All blocks know a center of a channel, so that its sums are added up as they are: those of x - center and of its
-// square. It is a value near the mean, by three that the channel has. Where it is so far away that digits are lost,
-// blocks add up what they keep once more, about the mean that they have found, in float64.
+// All blocks know the center of a channel, so that their sums of x - center and of its square can simply be added. The
+// center is the median of three values of the channel. If it is so far from the mean that digits are lost, the blocks
+// add up what they keep again, in float64, about the mean that they have found.
 
-// The sums of what a thread keeps about a center of each column, in float64. Rare: arrays may lie in local memory.
+// Float64 sums of what a thread keeps, about a center for each column. They are rare: arrays may lie in local memory.
 template <class T, int V, int K, int BX, class Walk>
 BN_DEV void add_exactly(const T* x, Walk walk, i64 steps, const double* centers, Sums (&sum)[K]) {
   const double* own = centers + threadIdx.x % BX * K;
@@ -34,7 +34,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   const i64 begin = (i64)blockIdx.x * WIDTH, groups = quotient(gridDim.x + job.group - 1, job.group);
   const bool has = tid < WIDTH && begin + tid < job.columns, whole = has_channels(job), leads = blockIdx.y == 0;
   const i64 own = has ? channel_of(job, begin + tid) : 0;
-  double *found = row_of(job.stats, job, MEAN), *var = row_of(job.stats, job, VAR);  // below 0 of a channel that is far
+  double *found = row_of(job.stats, job, MEAN), *var = row_of(job.stats, job, VAR);  // below 0: the center is far
   unsigned* far = job.tickets + groups + quotient(blockIdx.x, job.group);
   const T* x = static_cast<const T*>(job.x);
   const T* held = reinterpret_cast<const T*>(kept);
@@ -42,7 +42,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   BN_SHARED(double, centers, WIDTH);
   BN_SHARED(A, ready, 3 * WIDTH);
   double gamma = 1.0, beta = 0.0;
-  if (has) {  // before all that is fetched, which it would come behind
+  if (has) {  // before the fetches, behind which these loads would wait
     const i64 plane = job.channels * job.inner, rows = job.steps * job.copies;
     const T* near = x + own * job.inner;
     centers[tid] = exact(Near<T>{near[0], near[rows / 2 * plane], near[(rows - 1) * plane]}.center());
@@ -52,7 +52,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   fetch_steps<T, V, BATCH>(job, place, kept);
   __syncthreads();
   Moments of_own = {n, 0.0, 0.0, 0.0};
-  bool open = has;  // whose channel is to be summed
+  bool open = has;  // whether the channel is still to be summed
 #pragma unroll 1
   for (int round = 0; round < 2; ++round) {
     Sums sum[K];
@@ -65,7 +65,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
     const Walk<false, int> walk(0, BX * BY * V);
     if (round == 0) add_about<T, V, K>(held, walk, place.steps, center, sum, Groups<BATCH>());
     else add_exactly<T, V, K, BX>(held, walk, place.steps, centers, sum);
-    if (whole) {  // the second time into other memory, as some may still read the first
+    if (whole) {  // the second round has other memory, as some blocks may still read that of the first
       const Sums all = join_columns<K, BX, BY>(job, job.partial + round * 2 * gridDim.y * job.columns, sum);
       if (open) of_own = moments_about(n, centers[tid], all, open);
       if (open) centers[tid] += of_own.away;
@@ -97,7 +97,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   if (has) keep_normal<WIDTH>(ready + tid, whole ? normal_of(job, gamma, beta, of_own) : read_normal(job, own));
   __syncthreads();
   map_forward<T, V, K, BX, BY, KIND, false, false, true>(job, blockIdx.x, blockIdx.y, kept, ready);
-  if (whole && has && tid % gridDim.y == blockIdx.y) finish_channel<T>(job, own, of_own);  // the map need not wait
+  if (whole && has && tid % gridDim.y == blockIdx.y) finish_channel<T>(job, own, of_own);  // the map does not wait
 }
 
 template <class T, int V, int K, int BX, int BY, int KIND>

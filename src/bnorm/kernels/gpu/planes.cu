@@ -1,19 +1,20 @@
-// Batch normalization of small planes, such as 7 x 7: a block has G channels, whose values of one outer position lie
-// side by side and are whole vectors together, even where those of a channel are not. The block reads them once, in
-// vectors, and keeps them in shared memory, or where the device has too little of it reads them again.
+// Batch normalization of small planes, such as 7 x 7. A block has G channels, whose values at one outer position lie
+// side by side and together are whole vectors, even if those of a channel are not. The block reads them once, in
+// vectors, and keeps them in shared memory; if the device has too little of it, the block reads them twice.
 //
 //     planes_moments    moments of x; WITH_MAP a forward in training
 //     planes_sums       sums of dy and dy (x - mean); WITH_MAP a backward
 //
-// <T, V, K, G, BY, MODE, KIND> as elsewhere, of channel runs one value at a time: V and K are 1, and BY threads join
-// what is found of a channel. Memory is read and written in vectors, of which a thread has one at each outer position
-// that it comes by. What is kept is added up by columns: a thread has four bytes of the slab at each of its positions,
-// so that it goes straight on from one to the next, and knows their channels.
+// <T, V, K, G, BY, MODE, KIND>: as in channels.cu, for channel runs of single values: V and K are 1, and BY threads
+// join the sums of a channel. Memory is read and written in vectors, of which a thread has one at each of its outer
+// positions. What is kept, the slab, is added up by columns: a thread has the same columns at each of its positions,
+// four bytes (or one double), so that its channels stay the same and their addresses are equally far apart.
 
 template <class T, int G>
 struct Slab {
   static constexpr int THREADS = 256, V = G * sizeof(T) < 16 ? G : 16 / sizeof(T);
-  int span, across, down, first, outer;  // vectors of an outer position; which one is this thread's; the positions
+  // vectors of an outer position; which one is this thread's; its positions: how far apart, the first, their end
+  int span, across, down, first, outer;
   i64 start, jump;
 
   BN_MEMBER Slab(const Job& job, int tid) {
@@ -29,7 +30,7 @@ struct Slab {
   BN_MEMBER int place(int n) const { return n * span + across; }
   BN_MEMBER int channel(const Job& job, int v) const { return (across * V + v) / (int)job.run; }
 
-  // use(outer position), of as many as MANY side by side.
+  // use(outer position) for all of this thread, MANY of them at a time.
   template <int MANY, class Use>
   BN_MEMBER void each(const Use& use) const {
     int n = first;
@@ -41,13 +42,13 @@ struct Slab {
 #pragma unroll 1
     for (; n < outer; n += down) use(n);
   }
-  // Until the next barrier behind a wait for them.
+  // Fetch the vectors of all positions. They are there after a wait and a barrier.
   BN_MEMBER void keep(const T* x, Vector<T, V>* kept) const {
     each<4>([&](int n) { fetch<T, V>(kept + place(n), x + at(n)); });
   }
 };
 
-// Columns side by side of a thread, at every so manieth outer position from the first.
+// K columns of a thread, side by side, at the outer positions first, first + apart, ...
 template <class T, int G>
 struct Columns {
   static constexpr int K = sizeof(T) == 2 ? 2 : 1, THREADS = 256, SIZE = 2 * THREADS;
@@ -55,7 +56,7 @@ struct Columns {
   i64 steps;
 
   BN_MEMBER int channel(int k) const { return (column + k) / run; }
-  // use(Number of whether they are kept, their walk)
+  // use(a Number that tells whether they are kept, a walk over them)
   template <class Use>
   BN_MEMBER void walk(const Job& job, bool kept, const Use& use) const {
     const int row = G * run;
@@ -64,8 +65,8 @@ struct Columns {
   }
 };
 
-// The sums of channels, in the first G threads: add(columns, their sums) by each thread that has any. `memory` has
-// Columns::SIZE numbers, and is free behind the next barrier.
+// The sums of channels, for the first G threads. Each thread that has columns calls add(columns, their sums). `memory`
+// has Columns::SIZE numbers, and is free after the next barrier.
 template <class T, int G, int BY, class Add>
 BN_DEV Sums sum_columns(const Job& job, double* memory, const Add& add) {
   typedef Columns<T, G> Own;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
       });
     });
   };
-  // use of the sums about `centers`: moments, or of those channels whose means are far from these better centers
+  // use(sums about `centers`, again): the moments of channels, but a better center first where the mean is far from it
   constexpr double OPEN = -1.0;
   const auto use = [&](const Sums& all, bool again) {
     if (tid < G && (!again || found[tid].n == OPEN)) {
@@ -155,12 +156,12 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   typedef typename Pick<MODE == EXACT, double, A>::type B;
   use(sum((B)0), false);
   if (rarely(far[0])) use(sum(0.0), true);
-  // at the end, when the thread holds nothing else and y does not wait for it
+  // last, when the thread holds nothing else, and y need not wait for it
   const auto finish = [&] {
     if (tid < G) finish_channel<T>(job, c, found[tid]);
   };
   if (MODE != WITH_MAP) return finish();
-  const Of of(job, anew(tid));  // once more, as the sums need the registers
+  const Of of(job, anew(tid));  // computed again, as the sums need the registers
   A h[WIDE], scale[WIDE], shift[WIDE];
 #pragma unroll
   for (int v = 0; v < WIDE; ++v) {

@@ -1,6 +1,6 @@
-// dgamma and dbeta of rows that share no columns: sums over the channels of dy and dy (x - mean) rstd, in a pass of
-// their own. The geometry is that of a reduction per channel, row_channels of them to a row; the V columns of a step
-// are of one row, and there is no rest.
+// dgamma and dbeta of rows in a pass of their own: the sums of dy and dy (x - mean) rstd per channel. The geometry is
+// that of a reduction per channel, with row_channels channels to a row; the V columns of a step are of one row, and
+// there is no rest.
 
 constexpr int AT_A_TIME = 4;  // steps whose sums are added in the type of computation
 
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
           A gradient = widen(e.v[v]);
           if (KIND != BN_IDENTITY) gradient = bn_act_pull(act, fused(normalized, gamma[k], beta[k]), gradient);
           s[k] += gradient;
-          // where positions have weights x may be NaN beside a dy of 0
+          // if positions have weights, x may be NaN where dy is 0
           d[k] = fused(gradient, job.weight && gradient == 0 ? (A)0 : normalized, d[k]);
         }
         walk.next();

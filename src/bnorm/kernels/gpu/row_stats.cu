@@ -1,17 +1,17 @@
-// The statistics of a row, in all of its threads.
+// The statistics of a row, for all of its threads.
 
 struct RowStats {
   double mean, var;
 };
 
-// From sums about a center: s = sum (x - center), q = sum (x - center)^2. Of a mean square center is 0.
+// From sums about a center: s = sum (x - center), q = sum (x - center)^2. For a mean square, center is 0.
 BN_DEV RowStats row_stats(bool squares, double inverse, double center, double s, double q) {
   const double away = s * inverse, m2 = q - s * away;
   if (squares) return {0.0, q * inverse};
   return {center + away, (m2 < 0.0 ? 0.0 : m2) * inverse};
 }
 
-// use(value) of those that a thread holds.
+// Call use(value) for each value that a thread holds.
 template <class T, int V, int STEPS, int WIDE, int SURE, class Use>
 BN_DEV void for_values(const Row<V, STEPS, WIDE, SURE>& row, const Vector<T, V> (&held)[STEPS], const Use& use) {
 #pragma unroll
@@ -22,14 +22,14 @@ BN_DEV void for_values(const Row<V, STEPS, WIDE, SURE>& row, const Vector<T, V> 
     }
 }
 
-// The same once more in float64, for rows whose squares left the range of float, or lost digits as the center is far
-// from the mean: in two passes over memory. As it is rare, it is no part of the code around it, which would have too
-// few registers.
+// The statistics again, in float64 and two passes over memory, for rows whose squares left the range of float, or lost
+// digits as the center is far from the mean. It is rare, and not inlined, as the code around it would have too few
+// registers.
 template <class T, int V, int WIDE>
 static __device__ __noinline__ RowStats exact_stats(
     const T* x, int offset, int stride, int size, double center, double inverse, bool squares, double* memory,
     int lanes, int half) {
-  RowSums<WIDE> sums = {memory, lanes, half};  // used twice, so that the half of the caller is the same again
+  RowSums<WIDE> sums = {memory, lanes, half};  // used twice, after which the caller's half is the right one again
   double s = 0.0, both[2] = {0.0, 0.0};
   const auto for_all = [&](const auto& use) {
 #pragma unroll 1
@@ -67,7 +67,7 @@ BN_DEV RowStats stats_of(
   const double square = both[1] * job.inverse;
   const bool far = square > FAR * found.var, small = !Compute<T>::in_range && !(square >= 1e-30 && square <= 1e300);
   const bool bad = row.inside && (far || small);
-  if (rarely(sums.any(bad))) {  // small squares are 0 of float; so are those of a constant row, which is exact as it is
+  if (rarely(sums.any(bad))) {  // small squares are 0 in float; so are those of a constant row, which are exact
     double off = 0.0;
     for_values(row, held, [&](A value) { off += !same(value, center); });
     const bool again = sums.add(off) != 0.0 && bad;
@@ -81,7 +81,7 @@ BN_DEV RowStats stats_of(
   return found;
 }
 
-// Of a long row, which a block has to itself, from where it is KEPT, or else from memory. The second time in float64.
+// Of a long row, which has a block to itself: from where it is KEPT, or else from memory. A second time is in float64.
 template <class T, int V, int WIDE, int KEPT, class A>
 BN_DEV RowStats stats_of(
     const RowJob& job, const Row<V, 0, WIDE, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,

@@ -2,19 +2,20 @@
 
 enum { ROW_THREADS = 256 };
 
-// WIDE of a kernel: whose threads a row belongs to. Blocks that are BROAD have twice as many, and BROADER ones three
-// times as many, for one long row, or for more rows side by side that share what the block keeps.
+// WIDE of a kernel: whether a row belongs to threads of a warp, or to several warps. BROAD blocks have twice as many
+// threads, BROADER ones three times as many, for one long row, or for more rows side by side that share what the block
+// keeps.
 enum { OF_A_WARP, OF_WARPS, BROAD, BROADER };
 template <int WIDE>
 constexpr int THREADS_OF = WIDE < BROAD ? ROW_THREADS : WIDE * ROW_THREADS;
 
-// Wait for all threads of a row that belongs to several warps; those of the rows beside it go on. `first` is the first
-// of its warps. Barrier 0 is that of the block.
+// Wait for all threads of a row that belongs to several warps; the other rows of the block go on. `first` is the first
+// warp of the row. Barrier 0 is that of the block.
 template <int THREADS>
 BN_DEV void meet(int first, int lanes) {
 #ifdef BN_ON_CPU
   __named_barrier(1 + first / 2, lanes);
-#else  // a register says which one it is only where a block is alone: such code gets all barriers that a processor has
+#else  // a barrier whose number is in a register makes a block reserve all of a processor's: only if it is alone there
   if (THREADS > ROW_THREADS) asm volatile("bar.sync %0, %1;" ::"r"(1 + first / 2), "r"(lanes) : "memory");
   else if (first == 0) asm volatile("bar.sync 1, %0;" ::"r"(lanes) : "memory");
   else if (first == 2) asm volatile("bar.sync 2, %0;" ::"r"(lanes) : "memory");
@@ -23,11 +24,11 @@ BN_DEV void meet(int first, int lanes) {
 #endif
 }
 
-// Sums over the threads of a row, in all of them.
+// Sums over the threads of a row, for all of them.
 template <int WIDE>
 struct RowSums {
   static constexpr int WARPS = THREADS_OF<WIDE> / 32, SIZE = 2 * 2 * WARPS;
-  double* memory;  // where WIDE, of SIZE numbers: half of it may still be read while the other is written
+  double* memory;  // if WIDE: SIZE numbers, of which one half may still be read while the other is written
   int lanes, half;
 
   template <int P>
@@ -35,7 +36,7 @@ struct RowSums {
     static_assert(P <= 2, "more sums than memory has room for");
     const unsigned far = (WIDE ? 32u : (unsigned)lanes) / 2;
     if (!WIDE && far == 0) return;
-    const bool upper = P == 2 && threadIdx.x & far;  // of two sums, the half of the lanes that adds up the second
+    const bool upper = P == 2 && threadIdx.x & far;  // of two sums, this half of the lanes adds up the second
     double own = upper ? v[P - 1] : v[0];
     if (P == 2) own += __shfl_xor_sync(~0u, upper ? v[0] : v[P - 1], far);
     if (WIDE) {
@@ -66,6 +67,6 @@ struct RowSums {
     add(only);
     return only[0];
   }
-  // Whether it is so in any row that this warp takes part in: it then acts as one. All threads of a row say the same.
+  // Whether `so` is true for any row of this warp, so that the warp acts as one. All threads of a row give the same.
   BN_MEMBER bool any(bool so) const { return WIDE ? so : __any_sync(~0u, so); }
 };

@@ -4,15 +4,14 @@
 //     rows_forward            y, and mean and 1/std per row
 //     rows_backward           dx, by two sums per row; PARAMS: whether partial sums of dgamma and dbeta are made too,
 //                             and how
-//     rows_params             joins those
-//     rows_weighted_forward   the same of rows whose positions have weights
+//     rows_params             joins these partial sums
+//     rows_weighted_forward   the same for rows whose positions have weights
 //     rows_weighted_backward
 //
 // <T, V, STEPS, WIDE, KIND, ...>: elements of type T are read V at a time. A row belongs to job.lanes threads side by
-// side, a power of two: those of several warps where it is WIDE. Blocks go on from row to row. A thread holds its STEPS
-// vectors in registers, so that memory is read once. With STEPS 0, of rows that are too long for that, it keeps them in
-// shared memory, where what is mapped leaves its place to the block's next row, which is fetched meanwhile; or it reads
-// them again.
+// side, a power of two; if it is WIDE, to several warps. Blocks go on from row to row. A thread holds its STEPS vectors
+// in registers, so that memory is read once. With STEPS 0, for rows too long for that, it keeps its vectors in shared
+// memory, and while a row is mapped the block's next row is fetched into its place; or it reads its vectors again.
 
 struct RowJob {
   const void* x;
@@ -38,7 +37,7 @@ struct RowJob {
   i64 bunch, joined, late, halvings;
 };
 
-// What a backward will need of gamma and beta, which may have changed by then: a part by each block.
+// Copy gamma and beta for a backward, as they may have changed by then. Each block copies a part.
 BN_DEV void keep_params(const RowJob& job) {
   for (i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x; c < job.groups * job.channels;
        c += (i64)gridDim.x * blockDim.x) {
@@ -47,9 +46,9 @@ BN_DEV void keep_params(const RowJob& job) {
   }
 }
 
-// Which rows a block works on: of its group, or with `groups` 1 of all. Late blocks, as many as early ones or more,
-// share the last rows. They begin where early blocks have ended, so that slower processors get less to do. All of this
-// is computed where it is used, as there are few registers.
+// Which rows a block works on: those of its group, or all if `groups` is 1. Late blocks, at least as many as early
+// ones, share the last rows. They begin where early blocks have ended, so that slower processors get less to do. All of
+// this is computed where it is used, as there are few registers.
 BN_DEV unsigned early_blocks(const RowJob& job) { return gridDim.x >> job.halvings; }
 BN_DEV bool is_early(const RowJob& job) { return blockIdx.x < early_blocks(job); }
 BN_DEV i64 first_row(const RowJob& job, i64 groups) {
@@ -62,14 +61,14 @@ BN_DEV i64 rows_apart(const RowJob& job) {  // from one turn to the next
   return (is_early(job) ? early_blocks(job) : gridDim.x - early_blocks(job)) * job.side;
 }
 
-// Gamma and beta of V values side by side, in the type of computation. Where all rows have the same ones a block keeps
-// in shared memory those of them that its kernel reads: gamma, or both. Where channels have several values each, a
-// vector is of one of them.
+// Gamma and beta of V values side by side, in the type of computation. If all rows have the same ones, a block keeps in
+// shared memory what its kernel reads: gamma, or both. If channels have several values each, a vector is of one
+// channel.
 enum { KEPT, OF_GROUP, NOT_KEPT, ANYWHERE };
-enum { AS_GIVEN = -1 };   // a kernel that reads both, of which the job says which there are
-constexpr int ZEROS = 8;  // kept in place of beta where there is only gamma: as many as a vector has at most
+enum { AS_GIVEN = -1 };   // for kernels that read both: the job says whether there is a beta
+constexpr int ZEROS = 8;  // kept in place of beta if there is only gamma: as many as a vector has at most
 
-// What a block keeps: known to the compiler where it can be, as the choice costs registers.
+// Whether a block keeps a beta: known to the compiler where it can be, as the choice costs registers.
 template <int READ>
 BN_DEV bool has_beta(const RowJob& job) { return (READ == AS_GIVEN ? job.affine : READ) == GAMMA_AND_BETA; }
 
@@ -104,8 +103,8 @@ struct Affine {
     }
   }
   static BN_MEMBER i64 beta_at(const RowJob& job) { return (job.size + 3) / 4 * 4; }
-  // Where number i of a row is kept: in planes, each of which has as many numbers of a vector as a load takes, so that
-  // the loads of threads side by side are of all banks.
+  // The place of number i of a row. Numbers are kept in planes, each of which has as many numbers of a vector as one
+  // load takes, so that the loads of threads side by side use all banks.
   static BN_MEMBER int place(int size, int i) {
     return PLANES == 1 ? i : i % V / WIDE * (size / PLANES) + i / V * WIDE + i % WIDE;
   }
@@ -120,7 +119,7 @@ struct Affine {
   static BN_MEMBER void fetch(const double* from, A (&to)[V], A otherwise) {
 #pragma unroll
     for (int v = 0; v < V; ++v) to[v] = otherwise;
-    constexpr int MANY = V < 4 ? V : 4;  // not all at once: each takes two registers
+    constexpr int MANY = V < 4 ? V : 4;  // not all at once, as each takes two registers
 #pragma unroll 1
     for (int some = 0; from && some < V; some += MANY) {
 #pragma unroll
@@ -129,7 +128,7 @@ struct Affine {
       for (int v = 0; v < MANY; ++v) to[V - MANY + v] = (A)from[some + v];
     }
   }
-  // Of one of so many channels, whose gamma lies side by side, and behind it beta.
+  // Those of channel c. `from` has the gammas of all channels side by side, and behind them the betas.
   BN_MEMBER void pick(const A* from, i64 channels, i64 c, bool both) {
     gamma[0] = from[c];
     if (both) beta[0] = from[channels + c];
@@ -146,7 +145,7 @@ BN_DEV i64 affine_bytes(const RowJob& job) {
   return job.affine == NO_AFFINE ? 0 : (gamma + beta) * (i64)sizeof(A);
 }
 
-// The same of all channels of all groups, which have several values each.
+// The same for all channels of all groups, if channels have several values each.
 template <class A>
 BN_DEV i64 channels_bytes(const RowJob& job) { return (2 * job.groups * job.channels * (i64)sizeof(A) + 15) / 16 * 16; }
 
@@ -162,8 +161,8 @@ BN_DEV const A* keep_channels(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// All blocks read them when they begin, most of them at the same time. Each starts at another place, or parts of the
-// second-level cache would serve all of them one after the other.
+// All blocks read gamma and beta when they begin, most of them at the same time. Each starts at another place; else
+// parts of the second-level cache would serve all blocks one after the other.
 template <class A, int V, int READ>
 BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   if (job.affine == NO_AFFINE) return nullptr;
@@ -185,16 +184,16 @@ BN_DEV const A* keep_affine(const RowJob& job, unsigned char* memory) {
   return kept;
 }
 
-// How many of its STEPS vectors every thread has: of a WHOLE row all, and of others most, as a row belongs to as few
-// lanes as have room for it (row_plans.py). Asking for each would take a fifth of a backward. A row that is read by
-// single values may have only one, or none. 1 of a long row: it is kept.
+// How many of its STEPS vectors a thread has for sure: all of a WHOLE row, and most of another, as a row belongs to as
+// few lanes as can hold it (row_plans.py). To check each vector would take a fifth of a backward. A row that is read by
+// single values may have only one, or none. For a long row, 1 means that it is kept.
 template <class T, int V, int STEPS, int WIDE, bool WHOLE>
 constexpr int SURE_STEPS = STEPS == 0 || WHOLE  ? (STEPS > 0 ? STEPS : WHOLE)
                            : V == 1 && !WIDE    ? 0
                            : V * sizeof(T) < 16 ? STEPS / 2
                                                 : STEPS - (STEPS == 8 ? 2 : 1);
 
-// What a thread works on: of the row `index`, vectors that are `stride` values apart, from `offset` on.
+// What a thread works on: the vectors of row `index` from `offset` on that are `stride` values apart.
 template <int V, int STEPS, int WIDE, int SURE = 0>
 struct Row {
   typedef typename Pick<(STEPS > 0 || SURE > 0), int, i64>::type Int;
@@ -202,7 +201,7 @@ struct Row {
   Int offset, stride, size;  // size: 0 where there is no such row
   bool inside, leads;
 
-  // `first` is that of the block, whose rows are so far apart.
+  // `first` is the first row of the block, whose rows are `apart` from each other.
   BN_MEMBER Row(const RowJob& job, i64 first, i64 apart = 1) {
     const int lanes = (int)job.lanes, tx = threadIdx.x & (lanes - 1), slot = threadIdx.x / lanes;
     index = first + slot * apart;
@@ -214,7 +213,7 @@ struct Row {
     size = inside ? (Int)job.size : (Int)0;
     channel = job.groups == 1 ? 0 : (index - quotient(index, job.groups) * job.groups) * job.channels;
   }
-  // Only the part of this warp, whose vectors lie side by side, so that it has few channels.
+  // Take only the part of this warp: vectors side by side, so that it has few channels.
   template <int WARPS>
   BN_MEMBER void part_of_warp() {
     const Int part = (size / V + 8 * WARPS - 1) / (8 * WARPS) * (8 * V), warp = (Int)(threadIdx.x / 32);
@@ -227,7 +226,7 @@ struct Row {
   BN_MEMBER Int at(Int j) const { return offset + j * stride; }
 };
 
-// The channel in its row of one vector of a thread after the other.
+// The channel, within its row, of each vector of a thread in turn.
 template <class Int>
 struct ChannelWalk {
   Int at, within, rows, near, inner;
@@ -249,9 +248,8 @@ struct ChannelWalk {
   }
 };
 
-// The vectors of a row, one after the other: use(where the thread holds it, its first value in the row, which one it
-// is). ROLLED: there is one text for all of them, which always finds its vector in place 0, as `turn` moves what is
-// held on.
+// Call use(where the thread holds it, its first value in the row, which one it is) for each vector of a thread. ROLLED:
+// all vectors share one copy of the code, which always finds its vector in place 0, as turn() rotates what is held.
 template <bool ROLLED, int V, int STEPS, int WIDE, int SURE, class Use, class Turn>
 BN_DEV void for_vectors(const Row<V, STEPS, WIDE, SURE>& row, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
@@ -271,7 +269,7 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE, SURE>& row, const Use& use) {
   for_vectors<false>(row, use, [] {});
 }
 
-// The same of what needs gamma and beta: use(..., a number whose type says where these are). Seldom are they not kept.
+// The same if use needs gamma and beta: use(..., a Number that tells where these are). They are seldom not kept.
 template <bool ROLLED, int V, int STEPS, int WIDE, int SURE, class A, class Use, class Turn>
 BN_DEV void for_affine(const Row<V, STEPS, WIDE, SURE>& row, const A* kept, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {
@@ -283,8 +281,8 @@ BN_DEV void for_affine(const Row<V, STEPS, WIDE, SURE>& row, const A* kept, cons
   }
 }
 
-// MANY steps of a row that is not held, from `step` on: use(which of these, which step). Loads of all of them are under
-// way at a time where they are taken before the first is used.
+// Call use(which of these, which step) for MANY steps from `step` on, of a row that is not held. If one call loads all
+// of them and the next uses them, the loads overlap.
 template <int MANY, class Int, class Use>
 BN_DEV void for_some(Int step, Int steps, const Use& use) {
 #pragma unroll
@@ -292,6 +290,7 @@ BN_DEV void for_some(Int step, Int steps, const Use& use) {
     if (step + u < steps) use(u, step + u);
 }
 
+// Rotate what a thread holds by one place.
 template <class H, int STEPS>
 BN_DEV void turned(H (&held)[STEPS]) {
   const H first = held[0];
@@ -300,7 +299,7 @@ BN_DEV void turned(H (&held)[STEPS]) {
   held[STEPS - 1] = first;
 }
 
-// Smooth activations take a hundred instructions a value: unrolled, those of a row would not fit into the cache of
-// instructions, nor what they compute into registers.
+// Smooth activations take a hundred instructions a value: unrolled for a row, these would not fit into the instruction
+// cache, nor what they compute into registers.
 template <int KIND>
 constexpr bool ROLLED = KIND >= BN_SILU;

@@ -1,9 +1,9 @@
 // The backward of rows: dx by two sums per row, and sums over the rows for dgamma and dbeta.
 
-// What a thread holds of a row, from the sums to dx: x as it is, and in the type of computation dy, which becomes
-// dy gamma; or where that would be too many registers, dy as it is. Without sums for gamma and beta three blocks share
-// a processor, if halves are not held as floats; behind an activation they are, which would be computed once more. Of
-// five vectors they never are.
+// What a thread holds of a row from the sums to dx: x as it was loaded, and dy gamma in the type of computation
+// (`once`). If this takes too many registers it holds dy as it was loaded. Without sums for gamma and beta, three
+// blocks share a processor (`light`) if halves are not held as floats. With an activation they are, so that it is not
+// computed twice; with five vectors they never are.
 template <class T, int V, int STEPS, int WIDE, int KIND, int PARAMS>
 struct HeldPairs {
   static constexpr bool half = sizeof(T) == 2 && V == 8;
@@ -11,7 +11,7 @@ struct HeldPairs {
       (STEPS == 3 || STEPS == 4) && PARAMS == NO_PARAMS && sizeof(T) < 8 && !(half && (WIDE || KIND != BN_IDENTITY));
   static constexpr bool once = STEPS > 0 && !(half && (light || STEPS == 5));
   static constexpr bool rolled = ROLLED<KIND>;
-  // row_plans.py knows of those with sums
+  // for kernels with sums, row_plans.py counts on these numbers
   static constexpr int blocks = WIDE == BROAD ? 1 : light ? 3 : 2;
   static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS;
   static constexpr int of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
@@ -41,11 +41,11 @@ BN_DEV void backward_rows(
   bool first_flush = true;
   RowSums<WIDE> sums = {memory, (int)job.lanes, 0};
   const bn_activation act = activation_of<KIND>(job.slope);
-  // where channels have blocks of their own, a block stays with the rows of a group
+  // if channels have blocks of their own, a block stays with the rows of a group
   const i64 apart = PARAMS == PER_CHANNEL ? job.groups : 1;
   const auto set = [&]() { return quotient(blockIdx.x, apart); };
   const auto group = [&]() { return blockIdx.x - set() * apart; };
-  const auto rows_from = [&](i64 first) {  // of a block, side by side
+  const auto rows_from = [&](i64 first) {  // how many rows the block has side by side
     int rows = (int)job.side;
     while (first + (rows - 1) * apart >= job.rows) --rows;
     return rows;
@@ -58,7 +58,7 @@ BN_DEV void backward_rows(
   typedef typename Of::Int Int;
   Of start(job, begin_at, apart);
   if constexpr (STEPS == 0) start.template part_of_warp<THREADS / 32>();
-  const ChannelWalk<Int> channels(job, start);  // where a row is not held
+  const ChannelWalk<Int> channels(job, start);  // for rows that are not held
   if constexpr (STEPS == 0 && WHOLE) {
     const T* x = static_cast<const T*>(job.x) + start.start;
     const T* dy = static_cast<const T*>(job.dy) + start.start;
@@ -99,7 +99,7 @@ BN_DEV void backward_rows(
     const double mean = next_mean, rstd = next_rstd;
     if (STEPS == 0) stats(row.index + on < rows_end(job), row.index + on);  // one row ahead
     const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
-    // dy behind the activation
+    // dy times the derivative of the activation
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
       return KIND == BN_IDENTITY ? gradient : bn_act_pull(act, fused(normalized, gamma, beta), gradient);
     };
@@ -184,7 +184,7 @@ BN_DEV void backward_rows(
       if (PARAMS == PER_CHANNEL)
         of_channels.add(job, rows_from(first));
     } else if constexpr (RUNS) {
-      const Int most = __shfl_sync(~0u, steps, 0);  // of any lane
+      const Int most = __shfl_sync(~0u, steps, 0);  // no lane has more than lane 0
 #pragma unroll 1
       for (Int step = 0; step < most; step += MANY) {
         add_steps(step);
@@ -195,7 +195,7 @@ BN_DEV void backward_rows(
 #pragma unroll 1
       for (Int step = 0; step < steps; step += MANY) add_steps(step);
     }
-    if (!Compute<T>::in_range && rarely(bad)) {  // once more, in float64; where all x are h the sum is exactly 0
+    if (!Compute<T>::in_range && rarely(bad)) {  // again, in float64; if all x are h the sum is exactly 0
       bool off = false;
       double dot = 0.0;
 #pragma unroll 1
@@ -270,7 +270,7 @@ BN_DEV void backward_rows(
     of_channels.write(job, set(), group());
   }
   if (PARAMS != NO_PARAMS && job.bunch) {  // else rows_params joins them
-    __syncthreads();                       // what lies in `dynamic` is of no use any more
+    __syncthreads();                       // `dynamic` is free now
     const i64 first = group() * job.channels, columns = PARAMS == PER_CHANNEL ? job.channels : job.columns;
     join_last<Sums, THREADS>(
         items_of(job), (int)job.bunch, (int)set(), 1, job.tickets + group() * tickets_of(job.sets, job.bunch), first,
@@ -285,7 +285,7 @@ rows_backward(RowJob job) {
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   unsigned char* dynamic = dynamic_memory(job.affine || PARAMS || job.keep);
   typedef HeldPairs<T, V, STEPS, WIDE, KIND, PARAMS> Held;
-  // behind the sums, whose size is known here, so that no thread needs a register for where either lies
+  // behind the sums, whose size is a constant here, so that neither address takes a register
   const A* affine = keep_affine<A, V, Held::affine>(job, dynamic + Held::bytes_of_columns);
   if (STEPS > 0 ? job.whole : job.keep) {
     backward_rows<T, V, STEPS, WIDE, true, KIND, PARAMS>(job, affine, dynamic, memory);

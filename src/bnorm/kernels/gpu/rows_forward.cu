@@ -10,8 +10,8 @@ BN_DEV void forward_rows(
   const i64 apart = rows_apart(job);
   typedef Row<V, STEPS, WIDE, SURE_STEPS<T, V, STEPS, WIDE, WHOLE>> Of;
   const Of start(job, first_row(job, 1));
-  const ChannelWalk<typename Of::Int> channels(job, start);  // where a row is not held
-  // of a row; where it is not held, read one row ahead
+  const ChannelWalk<typename Of::Int> channels(job, start);  // for rows that are not held
+  // three values of a row, for its center; if rows are not held, they are read one row ahead
   const auto read_near = [&](const T* x) {
     const bool about_zero = job.rule == BN_MEAN_SQUARE || job.size == 0;
     return about_zero ? Near<T>{} : Near<T>{x[0], x[job.size / 2], x[job.size - 1]};
@@ -19,7 +19,7 @@ BN_DEV void forward_rows(
   Near<T> near = {};
   if (STEPS == 0 && start.inside) near = read_near(static_cast<const T*>(job.x) + start.start);
   if constexpr (STEPS == 0 && WHOLE) {
-    const bool several = is_early(job) && job.late >= 3 * apart;  // turns; where rows are in registers it gains nothing
+    const bool several = is_early(job) && job.late >= 3 * apart;  // turns; with rows in registers it gains nothing
     if (several) wait_for_turn(blockIdx.x * job.size * (i64)sizeof(T));
     const T* x = static_cast<const T*>(job.x) + start.start;
     for (int j = 0, steps = start.steps(); j < steps; ++j) {
@@ -30,7 +30,7 @@ BN_DEV void forward_rows(
 #pragma unroll 1
   for (i64 first = first_row(job, 1); first < rows_end(job); first += apart) {
     Of row(job, first);
-    if constexpr (STEPS > 0 && sizeof(T) == 2) row.stride = anew(row.stride);  // else there are registers
+    if constexpr (STEPS > 0 && sizeof(T) == 2) row.stride = anew(row.stride);  // others have registers
     const T* x = static_cast<const T*>(job.x) + row.start;
     T* y = static_cast<T*>(job.y) + row.start;
     Vector<T, V> held[STEPS > 0 ? STEPS : BATCH];
@@ -101,7 +101,7 @@ BN_DEV void forward_rows(
   }
 }
 
-// Ask for a block's first row, before its gamma and beta are read: where so many blocks follow others that it shows.
+// Prefetch a block's first row before gamma and beta are read, if so many blocks follow others that this gains time.
 template <class T, int V, int STEPS, int WIDE>
 BN_DEV void ask_for_first(const RowJob& job) {
   if (!job.halvings) return;
@@ -111,8 +111,8 @@ BN_DEV void ask_for_first(const RowJob& job) {
     if (row.has(j)) soon(static_cast<const T*>(job.x) + row.start + row.at(j));
 }
 
-// How many blocks share a processor. With a fourth one, rows of several warps would have too few registers, and with a
-// third one five vectors of a thread.
+// How many blocks share a processor. With four, rows of several warps would have too few registers; with three, such
+// rows of five vectors to a thread would, too.
 template <class T, int STEPS, int WIDE>
 constexpr int FORWARDS = WIDE >= BROAD                                     ? 1
                          : STEPS == 0 || STEPS > 5 || (STEPS == 5 && WIDE) ? 2

@@ -1,13 +1,13 @@
 // The sums over rows for dbeta and dgamma, of dy and dy (x - mean) rstd, made in the pass that writes dx.
 
-// Where all rows have the same columns: every thread has its own in shared memory, of all columns it works on,
-// and from time to time they are added to those of the block, in float64, which lie in job.partial.
+// Sums of columns, if all rows have the same ones. Every thread has its own sums in shared memory, of all columns that
+// it works on. From time to time they are added to those of the block, which are float64 and lie in job.partial.
 template <class A, int V, int STEPS, int THREADS>
 struct ColumnSums {
   static constexpr int WIDE = Affine<A, V>::WIDE, PLANES = V / WIDE;
   static constexpr int BYTES = 2 * STEPS * V * THREADS * (int)sizeof(A);
-  static constexpr int FLUSH = 32;  // rows of a thread, whose sums in float are exact enough
-  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, THREADS): neighbours lie side by side
+  static constexpr int FLUSH = 32;  // rows of a thread: float sums of so many are exact enough
+  Vector<A, WIDE>* memory;          // (2, STEPS, PLANES, THREADS): those of threads side by side lie side by side
 
   BN_MEMBER Vector<A, WIDE>& at(int sum, int j, int plane, int tid) const {
     return memory[((sum * STEPS + j) * PLANES + plane) * THREADS + tid];
@@ -27,7 +27,7 @@ struct ColumnSums {
       at(sum, j, plane, threadIdx.x) = total;
     }
   }
-  // Every column by one thread, over the rows side by side in their order.
+  // One thread adds up each column, over the rows side by side, in their order.
   BN_MEMBER void flush(const RowJob& job, int lanes, bool first) const {
     __syncthreads();
 #pragma unroll 1
@@ -46,15 +46,15 @@ struct ColumnSums {
   }
 };
 
-// Where values side by side have a channel in common: a vector is of one channel. The blocks of a row's group have its
-// channels to themselves. Of rows that are held, the sums of the vectors of a block lie in shared memory, TILE of a
-// thread, and are added to those of their channels: `share` threads for each, a power of two, in the same order every
-// time. Of longer rows (TILE 0) each warp adds up what it has of a channel (RunSums), and has a place of its own for
-// that sum.
+// Sums of channels, if values side by side have a channel in common, so that a vector is of one channel. A block works
+// on one group of channels. If rows are held, the sums of all vectors of a block, TILE of each thread, lie in shared
+// memory, and are added to those of their channels: by `share` threads for each channel, a power of two, always in the
+// same order. Of longer rows (TILE 0), each warp adds up what it has of a channel (RunSums), and has its own place for
+// the sum.
 template <class A, int V, int TILE, int THREADS>
 struct ChannelSums {
   static constexpr int SIZE = TILE * THREADS;  // vectors of a tile
-  // the sums of vectors, (2, TILE, THREADS), double ones of (channels, pieces, 2), gamma and beta
+  // sums of vectors, (2, TILE, THREADS); double sums of channels, (channels, pieces, 2); gamma and beta
   unsigned char* memory;
 
   static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // in a warp
@@ -68,7 +68,7 @@ struct ChannelSums {
   static BN_MEMBER i64 bytes(const RowJob& job) {
     return sums_bytes(job) + (2 * job.channels * (i64)sizeof(A) + 15) / 16 * 16;
   }
-  // Of the channels of a group, gamma, and behind them beta, which the vectors of all of its rows need.
+  // Gamma of the group's channels, and behind it beta: all rows of the group need the same.
   BN_MEMBER A* affine(const RowJob& job) const { return reinterpret_cast<A*>(memory + sums_bytes(job)); }
   BN_MEMBER void begin(const RowJob& job, i64 group) const {
     for (int i = threadIdx.x; i < 2 * job.channels * pieces_of(job); i += THREADS) totals()[i] = 0.0;
@@ -122,7 +122,7 @@ struct ChannelSums {
     }
     __syncthreads();
   }
-  // As set `set`, of the channels of a group.
+  // Write the sums of the group's channels, as those of set `set`.
   BN_MEMBER void write(const RowJob& job, i64 set, i64 group) const {
     const int pieces = pieces_of(job);
     for (int i = threadIdx.x; i < 2 * job.channels; i += THREADS) {
@@ -133,20 +133,20 @@ struct ChannelSums {
   }
 };
 
-// The sums of a warp for one channel after the other, of a row that is not held: in float until it comes to the next
-// one.
+// The sums of a warp for one channel after the other, of a row that is not held. They are added up in the type of
+// computation until the next channel begins.
 template <class A>
 struct RunSums {
-  static constexpr int FLUSH = 32;  // vectors of a thread, whose sums are exact enough
-  double* totals;  // of (channels, pieces, 2), of which no other warp has this one's piece
-  int pieces, piece, channel, vectors;  // channel: below 0 at first, as no place is this warp's before it has a vector
+  static constexpr int FLUSH = 32;  // vectors of a thread: sums of so many are exact enough
+  double* totals;  // (channels, pieces, 2); no other warp adds to this warp's piece
+  int pieces, piece, channel, vectors;  // channel: below 0 before the first vector, when no place is this warp's
   A of_beta, of_gamma;
 
   BN_MEMBER RunSums(double* to, int many)
       : totals(to), pieces(many), piece(threadIdx.x / 32 & (many - 1)), channel(-1), vectors(0), of_beta(0),
         of_gamma(0) {}
 
-  // All lanes of a warp: the sums of a vector of `at`, where a lane has one.
+  // Called by all lanes of a warp: add the sums of a vector of channel `at`, if this lane has one.
   BN_MEMBER void add(bool has, int at, A to_beta, A to_gamma) {
     if (++vectors == FLUSH) flush();
     while (true) {
@@ -162,7 +162,7 @@ struct RunSums {
     }
   }
   BN_MEMBER void flush() {
-    const bool upper = threadIdx.x & 16;  // the half of the lanes that adds up the second sum
+    const bool upper = threadIdx.x & 16;  // this half of the lanes adds up the second sum
     A own = (upper ? of_gamma : of_beta) + __shfl_xor_sync(~0u, upper ? of_beta : of_gamma, 16);
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) own += __shfl_xor_sync(~0u, own, d);
@@ -172,8 +172,8 @@ struct RunSums {
   }
 };
 
-// dbeta and dgamma out of the partial sums, by the last blocks of the backward, or where columns are many in a launch
-// of its own, by a block for each job.joined of them.
+// dbeta and dgamma from the partial sums: by the last blocks of the backward, or, if there are many columns, in another
+// launch, by a block for each job.joined of them.
 BN_DEV Items items_of(const RowJob& job) { return {job.partial, job.columns, job.columns, 1, 1, (int)job.sets}; }
 BN_DEV void give_params(const RowJob& job, i64 column, const Sums& sum) {
   give(job.dbeta, job.gives, column, sum.total);

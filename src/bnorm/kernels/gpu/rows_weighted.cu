@@ -1,5 +1,5 @@
-// Rows whose positions have weights, which all rows of an outer position share: a block for each row, which it reads
-// again for every pass. All sums are float64.
+// Rows whose positions have weights, which all rows of an outer position share. Each row has a block, which reads it
+// again in every pass. All sums are float64.
 
 // The values of a row that a thread has, each with its position in a run and its channel.
 struct WeightedWalk {
@@ -23,7 +23,7 @@ struct WeightedWalk {
   }
 };
 
-// use(place of the value in memory, its weight, its channel)
+// Call use(place in memory, weight, channel) for each value of a row that this thread has.
 template <class Use>
 BN_DEV void for_weighted(const RowJob& job, i64 row, const Use& use) {
   const i64 n = quotient(row, job.groups);
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_forward(RowJob job)
   keep_params(job);
 #pragma unroll 1
   for (i64 row = blockIdx.x; row < job.rows; row += gridDim.x) {
-    double first[2] = {0.0, 0.0}, both[2] = {0.0, 0.0};  // of w, w x; of w (x - center), w (x - center)^2
+    double first[2] = {0.0, 0.0}, both[2] = {0.0, 0.0};  // sums of w, w x; of w (x - center), w (x - center)^2
     for_weighted(job, row, [&](i64 i, double w, i64) {
       if (w == 0.0) return;
       first[0] += w;
       first[1] += w * exact(widen(x[i]));
     });
     sums.add(first);
-    const bool some = 1.0 / first[0] < BN_INFINITY;  // else it weighs nothing, or not enough to divide by
+    const bool some = 1.0 / first[0] < BN_INFINITY;  // else the row weighs nothing, or too little to divide by
     const double count = some ? first[0] : 0.0, by = some ? first[0] : 1.0;
     const double center = some && job.rule != BN_MEAN_SQUARE ? first[1] / by : 0.0;
     for_weighted(job, row, [&](i64 i, double w, i64) {
@@ -88,14 +88,14 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_backward(RowJob job
   for (i64 row = blockIdx.x; row < job.rows; row += gridDim.x) {
     const double mean = job.mean[row], rstd = job.rstd[row];
     const A h = (A)mean, r = (A)rstd, rest = (A)bn_fold((double)h, mean, rstd, 0.0);
-    // dy gamma behind the activation
+    // dy gamma, where dy is first multiplied by the derivative of the activation
     const auto behind = [&](i64 i, i64 c) {
       const A gamma = job.gamma ? (A)job.gamma[c] : (A)1, gradient = (A)widen(dy[i]);
       if (KIND == BN_IDENTITY) return gradient * gamma;
       const A beta = job.beta ? (A)job.beta[c] : (A)0;
       return bn_act_pull(act, fused(fused(widen(x[i]) - h, r, rest), gamma, beta), gradient) * gamma;
     };
-    // of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
+    // sums of the weights; of g, and of g (x - mean), to which a g of 0 adds nothing
     double own = 0.0, both[2] = {0.0, 0.0};
     for_weighted(job, row, [&](i64 i, double w, i64 c) {
       own += w;

@@ -1,10 +1,10 @@
-// Batch normalization of channel runs that are kept in shared memory from the sums to the map: of each channel by one
-// block or, in clusters.cu, by several, BLOCKS. They go on from channel to channel. What is mapped leaves its place to
-// the next channel, which is fetched meanwhile.
+// Batch normalization of channel runs that are kept in shared memory from the sums to the map. A channel is kept by one
+// block or, in clusters.cu, by several. These blocks go on from channel to channel: while one is mapped, the next is
+// fetched into its place.
 //
-// BLOCKS knows which one this is of them (rank) and which channel is their first, if any is left (first), asks for the
-// next one while this one is summed (ask), joins what the first threads of blocks have found, in these (join), and says
-// behind another barrier of the block which channel is next.
+// The class Blocks tells which of them this block is (rank), and their first channel, if any is left (first); asks for
+// the next channel while this one is summed (ask); joins the sums of the first threads of the blocks, for these threads
+// (join); and tells, after another barrier of the block, which channel is next (next).
 
 struct OneBlock {
   i64 following;
@@ -16,8 +16,8 @@ struct OneBlock {
   BN_MEMBER i64 next() const { return following; }
 };
 
-// What join_block finds of a block that has one column, in its first warp, behind one barrier. `memory` is free behind
-// the next one.
+// Like join_block, for a block of one column: its first warp gets the sums, after a single barrier. `memory` is free
+// after the next one.
 template <int BY>
 struct RunMemory {
   static constexpr int WARPS = BY / 32, SIZE = 2 * WARPS;
@@ -45,8 +45,8 @@ BN_DEV Sums join_run(const Sums& mine, double* memory) {
   return {v[0], v[1]};
 }
 
-// Of two channels one after the other, what has been found. That of a channel is finished while the next one is joined,
-// by a thread for which nobody waits then.
+// What has been found of two successive channels. A channel is finished while the next one is joined, by a thread for
+// which no other thread waits then.
 template <class T, class S>
 struct Found {
   S* memory;  // 2
@@ -83,7 +83,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
     const double gamma = leads ? gamma_of(job, c) : 1.0, beta = leads ? beta_of(job, c) : 0.0;
     const i64 steps = Place<1, 1, BY>(job, c, blocks.rank()).steps;
     const A center = near.center();
-    // in the first thread: the moments by sums about a center, and whether that is far away
+    // for the first thread: the moments from sums about a center, and whether this is far from the mean
     const auto find = [&](auto about, bool& away) {
       const decltype(about) only[1] = {about};
       Sums sum[1] = {{0.0, 0.0}};
@@ -116,7 +116,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
   found.finish(job, blocks.rank());
 }
 
-// What a backward needs of the statistics of a channel: all of its threads read them, ahead of where they use them.
+// What a backward needs of the statistics of a channel. All threads read it, before they need it.
 struct Read {
   double mean, scale, shift;
 };

@@ -1,5 +1,5 @@
-// Statistics that move over time, sets of values that become one, and gradients that are added up: a thread per
-// channel, by the rules of formulas.h.
+// Kernels that move running statistics, merge sets of values, and add up gradients: a thread per channel, by the rules
+// of formulas.h.
 
 struct StatisticsJob {
   // of a bnorm.running.Statistics, (C,); null where absent
@@ -16,12 +16,12 @@ struct StatisticsJob {
   const double* batch_pairs;
   const double* batch_last;
   const double* typical_at;  // one number, in place of `typical` where the device alone knows it
-  int* left;                 // (C,): 1 where a channel is left alone; or null
+  int* left;                 // (C,): 1 if the channel is left alone; or null
   int* counted;              // of all batches: see count_left; or null
   // sets to merge
-  double* sets;    // (items, 4, C); is written to
+  double* sets;    // (items, 4, C), overwritten
   double* merged;  // (4, C)
-  // gradients: what is added to, and what is added
+  // gradients: part is added to total, and other_part to other
   void* total;
   const double* part;
   void* other;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256) move_statistics(StatisticsJob job) {
   count_left(to, c, left);
 }
 
-// Neighbours in pairs, then pairs of pairs: rounding grows with the logarithm of their number only.
+// Merge neighbors in pairs, then pairs of pairs: rounding errors grow only with the logarithm of the number of sets.
 __global__ void __launch_bounds__(256) merge_sets(StatisticsJob job) {
   const i64 c = (i64)blockIdx.x * 256 + threadIdx.x, channels = job.channels;
   if (c >= channels) return;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(256) merge_sets(StatisticsJob job) {
   merged[3 * channels] = empty ? 0.0 : all[3 * channels];
 }
 
-// total += part, and another such pair, of gradients of parameters.
+// Add part to total, and other_part to other: gradients of parameters.
 __global__ void __launch_bounds__(256) add_gradients(StatisticsJob job) {
   const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
   if (c >= job.channels) return;
