@@ -2,7 +2,7 @@
 
 A thread loads WINDOW numbers at a time and then waits for them, which takes most of the time of a join. So if there are
 many sums, the last block of each bunch of blocks joins the sums of its bunch, at the same time as others do, and the
-last one of these blocks joins their results. A ticket, which blocks count up, tells them which one is the last.
+last one of these blocks joins their results. A ticket, which blocks increment, tells them which one is the last.
 """
 
 from math import isqrt

@@ -247,7 +247,7 @@ BN_DEV void map_backward(
   }
   if (!READY) __syncthreads();
   if (!place.inside) return;
-  // With an activation, the numbers of several channels take too many registers for four blocks: they are read again.
+  // With an activation, the numbers of several channels take too many registers for four blocks: each use reads them.
   constexpr bool MANY = K > 1 && KIND != BN_IDENTITY;
   A high[K];
   B held[3][K];
@@ -326,7 +326,7 @@ BN_DEV void map_backward(
   });
 }
 
-// Of kernels ----------------------------------------------------------------------------------------------------------
+// Launch bounds and memory of kernels ---------------------------------------------------------------------------------
 
 // At least so many blocks must fit on a processor, which bounds the registers of a thread. For two blocks, a thread
 // with eight channels has too many numbers if the map is in the same launch, or if all of it is in float64.

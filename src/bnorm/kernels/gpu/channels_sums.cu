@@ -11,7 +11,7 @@ BN_DEV void add_weighted(
     const double v = exact(widen(x[walk.at]));
     if (w == 0.0 || (job.skipna && v != v)) continue;
     if (sum.n == 0.0) {
-      sum = {w, v, 0.0, 0.0};  // no merge, as 0 + (v - 0) would not do for infinities
+      sum = {w, v, 0.0, 0.0};  // set, not merged: a merge makes NaN of infinities
     } else {
       bn_merge(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
     }
@@ -199,7 +199,7 @@ BN_DEV const Forward<typename Compute<T>::type, K, BX>& sum_products(
   BN_SHARED(Of, shared, 1);
   const Of& forward = shared[0];
   fill_forward<T, KIND>(job, tile, shared[0]);
-  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);  // behind fill_forward's loads
+  if constexpr (MODE == MEETING) fetch_steps<T, V, PAIRS>(job, place, kept);  // after fill_forward's loads
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) sum[k] = {0.0, 0.0};

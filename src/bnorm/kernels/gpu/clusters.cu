@@ -11,8 +11,8 @@ constexpr int CLUSTER = 8;  // blocks: all devices with clusters allow as many
 
 // What the blocks of a cluster tell each other. Each stores its numbers into the shared memory of all, where a barrier
 // counts the bytes. So no block waits until the results that a block has written are in memory, as it would at a fence.
-// There are two places, used by turns. No place is overwritten while it is still read, as a block goes on only when all
-// the others have told it their numbers.
+// Channels use two places in turn. No place is overwritten while it is still read, as a block goes on only when all the
+// others have told it their numbers.
 
 struct Told {
   double* memory;                // 2 * SIZE
@@ -125,13 +125,13 @@ BN_DEV Sums join_cluster(const Sums& own, double next, const Told& told) {
   return {total, add_lanes(v[1])};
 }
 
-// How many clusters surely run from the start: their first channels are theirs without a ticket. The last clusters may
-// have to wait until others end: if some groups of processors have less than eight, only 15 of 16 run at a time.
+// How many clusters surely run from the start: they need no ticket for their first channel. The last clusters may have
+// to wait until others end: processors come in groups, and if some have fewer than sixteen, 15 of 16 clusters may fit.
 BN_DEV unsigned sure_clusters() { return gridDim.x - gridDim.x / 8u; }
 
 // The next channel of a cluster, for its first thread, which asks for it while the others sum. So faster clusters get
-// more channels. The ticket counts the channels that are taken. A cluster that gets none ends, and the last one of
-// these sets the ticket to 0 again.
+// more channels. The ticket counts the channels that are taken. A cluster that gets none ends, and the last cluster to
+// get none sets the ticket to 0 again.
 BN_DEV double next_channel(const Job& job) {
   if (threadIdx.x != 0 || blockIdx.y != 0) return 0.0;
   const unsigned sure = sure_clusters(), asked = (unsigned)job.columns + gridDim.x - sure;

@@ -68,7 +68,7 @@ struct Held {
   }
 };
 
-// Whether a value counts, by the mask. It has bytes, and is where other kernels have weights.
+// Whether a value counts. The mask consists of bytes, and is passed in place of the weights of other kernels.
 template <bool MASKED>
 BN_DEV bool taken(const Job& job, i64 column, i64 r) {
   if (!MASKED) return true;

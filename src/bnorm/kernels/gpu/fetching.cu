@@ -65,8 +65,8 @@ struct AllThere {  // for what is not fetched: no wait
 };
 
 // Blocks that go on from one piece of work to the next begin one after the other: each waits for as long as the memory
-// takes to read `bytes`, what the blocks before it begin with. Otherwise all blocks would read, sum and map at the same
-// time, again and again, as each gets an equal share of the memory's bandwidth, and memory would idle while they sum.
+// takes to read `bytes`, the first pieces of the blocks before it. Otherwise all blocks would read, sum and map in
+// step, as each gets an equal share of the memory's bandwidth, and memory would idle while they sum.
 constexpr int PACE = 1600;  // bytes in a cycle: 3 TB/s at 1.9 GHz
 
 BN_DEV void wait_for_turn(i64 bytes) {

@@ -139,8 +139,7 @@ BN_DEV Moments join_block(Moments (&mine)[K], double* memory, int same = 0) {
 
 // Partial sums ------------------------------------------------------------------------------------------------------
 // Those of chunk g and column j lie at partial[(g * PARTS + part) * columns + j]. The items of a channel are its
-// columns in all chunks. As other blocks wrote them, __ldcg reads them, not from the first-level cache: it may be
-// stale.
+// columns in all chunks. Other blocks wrote them, so __ldcg must read them: the first-level cache may be stale.
 
 struct Items {
   double* partial;
@@ -295,8 +294,8 @@ BN_DEV void write_partial(double* partial, i64 columns, i64 g, i64 column, const
 template <class S>
 constexpr int PARTS_OF = sizeof(S) / sizeof(double);
 
-// Whether this block is the last of so many to count a ticket up; it then sees what the others have written. The ticket
-// only tells which block is last, never in which order sums are joined.
+// Whether this block is the last of so many to increment a ticket; it then sees what the others have written. The
+// ticket only tells which block is last, never in which order sums are joined.
 BN_DEV bool comes_last(unsigned* ticket, unsigned blocks) {
   BN_SHARED(int, is_last, 1);
   __syncthreads();

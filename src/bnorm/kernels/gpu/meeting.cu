@@ -65,7 +65,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
     const Walk<false, int> walk(0, BX * BY * V);
     if (round == 0) add_about<T, V, K>(held, walk, place.steps, center, sum, Groups<BATCH>());
     else add_exactly<T, V, K, BX>(held, walk, place.steps, centers, sum);
-    if (whole) {  // the second round has other memory, as some blocks may still read that of the first
+    if (whole) {  // the second round uses other memory, as some blocks may still read the first
       const Sums all = join_columns<K, BX, BY>(job, job.partial + round * 2 * gridDim.y * job.columns, sum);
       if (open) of_own = moments_about(n, centers[tid], all, open);
       if (open) centers[tid] += of_own.away;

@@ -27,7 +27,7 @@ BN_DEV void set(const Running& to, void* values, i64 c, double v) {
 }
 BN_DEV bool held(const Running& to, double v) { return bn_finite(to.wide ? v : (double)(float)v); }
 
-// Whether `seen` counts values. Not in an average of a layer, which is settled.
+// Whether values are counted in `seen`. They are not in the average of a layer, which is settled.
 BN_DEV bool counts(const Running& to) { return to.mode != BN_AVERAGE || to.weight; }
 
 BN_DEV bn_statistics before(const Running& to, i64 c, double seen, const bn_batch& batch) {
@@ -40,8 +40,8 @@ BN_DEV bn_statistics before(const Running& to, i64 c, double seen, const bn_batc
   return s;
 }
 
-// Move a channel, or with TEST change nothing. Return whether its new statistics are not finite: SKIP leaves it alone
-// then. typical: how many values an uncounted batch had.
+// Move a channel, or with TEST change nothing. Return whether its new statistics are not finite; with SKIP such a
+// channel is left alone. typical: how many values an uncounted batch had.
 BN_DEV bool moved(const Running& to, i64 c, bn_batch batch, double typical) {
   const bool test = to.nonfinite == TEST;
   const double seen = to.seen[c] + to.uncounted * typical;

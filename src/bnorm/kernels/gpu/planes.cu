@@ -30,7 +30,7 @@ struct Slab {
   BN_MEMBER int place(int n) const { return n * span + across; }
   BN_MEMBER int channel(const Job& job, int v) const { return (across * V + v) / (int)job.run; }
 
-  // use(outer position) for all of this thread, MANY of them at a time.
+  // Call use(outer position) for all positions of this thread, MANY of them at a time.
   template <int MANY, class Use>
   BN_MEMBER void each(const Use& use) const {
     int n = first;
@@ -56,7 +56,7 @@ struct Columns {
   i64 steps;
 
   BN_MEMBER int channel(int k) const { return (column + k) / run; }
-  // use(a Number that tells whether they are kept, a walk over them)
+  // Call use(a Number that tells whether the columns are kept, a walk over them).
   template <class Use>
   BN_MEMBER void walk(const Job& job, bool kept, const Use& use) const {
     const int row = G * run;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   Vector<T, WIDE>* kept = job.keep ? reinterpret_cast<Vector<T, WIDE>*>(dynamic_memory(true)) : nullptr;
   if (kept) Of(job, tid).keep(x, kept);
   end_group();
-  // what else comes from memory, meanwhile
+  // meanwhile, read all else that is needed from memory
   const bool maps = MODE == WITH_MAP && tid < G;
   const double gamma = maps ? gamma_of(job, c) : 1.0, beta = maps ? beta_of(job, c) : 0.0;
   if (tid < G) centers[tid] = exact(read_near<T>(job, c).center());
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
       });
     });
   };
-  // use(sums about `centers`, again): the moments of channels, but a better center first where the mean is far from it
+  // use(sums about `centers`, whether again): find the moments, or first a better center if the mean is far from it
   constexpr double OPEN = -1.0;
   const auto use = [&](const Sums& all, bool again) {
     if (tid < G && (!again || found[tid].n == OPEN)) {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(256, 2) planes_sums(Job job) {
     of.keep(dy, kept_dy);
   }
   end_group();
-  // what else comes from memory, meanwhile
+  // meanwhile, read all else that is needed from memory
   fill_forward<T, KIND>(job, blockIdx.x, shared[0]);
   const bool maps = MODE == WITH_MAP && tid < G;
   const double mean = maps ? row_of(job.stats, job, MEAN)[c] : 0.0, rstd = maps ? row_of(job.stats, job, RSTD)[c] : 0.0;

@@ -81,7 +81,7 @@ BN_DEV RowStats stats_of(
   return found;
 }
 
-// Of a long row, which has a block to itself: from where it is KEPT, or else from memory. A second time is in float64.
+// Of a long row, which has a block to itself: from where it is KEPT, or else from memory. A second pass is in float64.
 template <class T, int V, int WIDE, int KEPT, class A>
 BN_DEV RowStats stats_of(
     const RowJob& job, const Row<V, 0, WIDE, KEPT>& row, const T* x, const Vector<T, V>* kept, A center,

@@ -193,7 +193,7 @@ constexpr int SURE_STEPS = STEPS == 0 || WHOLE  ? (STEPS > 0 ? STEPS : WHOLE)
                            : V * sizeof(T) < 16 ? STEPS / 2
                                                 : STEPS - (STEPS == 8 ? 2 : 1);
 
-// What a thread works on: the vectors of row `index` from `offset` on that are `stride` values apart.
+// What a thread works on: the vectors of row `index` from `offset` on, `stride` values apart.
 template <int V, int STEPS, int WIDE, int SURE = 0>
 struct Row {
   typedef typename Pick<(STEPS > 0 || SURE > 0), int, i64>::type Int;
@@ -269,7 +269,7 @@ BN_DEV void for_vectors(const Row<V, STEPS, WIDE, SURE>& row, const Use& use) {
   for_vectors<false>(row, use, [] {});
 }
 
-// The same if use needs gamma and beta: use(..., a Number that tells where these are). They are seldom not kept.
+// The same if use needs gamma and beta: use(..., a Number that tells where these are). They are nearly always kept.
 template <bool ROLLED, int V, int STEPS, int WIDE, int SURE, class A, class Use, class Turn>
 BN_DEV void for_affine(const Row<V, STEPS, WIDE, SURE>& row, const A* kept, const Use& use, const Turn& turn) {
   if constexpr (ROLLED) {

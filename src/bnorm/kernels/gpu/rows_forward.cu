@@ -30,7 +30,7 @@ BN_DEV void forward_rows(
 #pragma unroll 1
   for (i64 first = first_row(job, 1); first < rows_end(job); first += apart) {
     Of row(job, first);
-    if constexpr (STEPS > 0 && sizeof(T) == 2) row.stride = anew(row.stride);  // others have registers
+    if constexpr (STEPS > 0 && sizeof(T) == 2) row.stride = anew(row.stride);  // only halves lack registers
     const T* x = static_cast<const T*>(job.x) + row.start;
     T* y = static_cast<T*>(job.y) + row.start;
     Vector<T, V> held[STEPS > 0 ? STEPS : BATCH];

@@ -112,7 +112,7 @@ BN_DEV void join_tile(const Job& job, i64 tile_index, i64 g, S (&mine)[K], const
   const bool few = K > 1 && MODE != WITH_MAP && job.chunks * gridDim.x > 1 && job.copies > 1 && job.inner == 1 &&
                    2 * job.channels <= tile::WIDTH;
   S sum = join_block<K, BX, BY>(mine, memory, few ? (int)job.channels : 0);
-  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // columns in `sum`: every so many
+  const int tid = threadIdx.x, apart = few ? (int)job.channels : tile::WIDTH;  // sum: of columns tid, tid + apart, ...
   const i64 column = tile_index * tile::WIDTH + tid, left = job.total - job.steps * job.columns;
   if (g == job.chunks - 1)
 #pragma unroll 1

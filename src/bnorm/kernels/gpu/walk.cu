@@ -56,8 +56,8 @@ enum { A_OF_DX, B_OF_DX, C_OF_DX };
 BN_DEV double count_of(const Job& job, i64 c) { return job.counts ? job.counts[job.count_step * c] : job.count; }
 
 // The walk of a thread over its elements: its steps are `stride` positions apart. Position r of a column is r / run
-// jumps and r % run units behind the first element. Divisions are done once. Without RUNS (channels lie in rows) run is
-// 1.
+// jumps and r % run units after the first element. Divisions are done once. If channels lie in rows, without RUNS, run
+// is 1.
 
 template <bool RUNS, class Int = i64>
 struct Walk {
