@@ -178,7 +178,7 @@ class Kept(NamedTuple):
 
     shape: Shape  # of the statistics
     places: Iterator[Iterator[tuple[Array, Array | None]]]  # blocks (outer, C, inner) and their weights (outer, inner)
-    order: Array | None  # indexes the channels of all places, joined, to put them in the order of the shape; None: are
+    order: Array | None  # the index that puts the channels of all places, joined, in the order of the shape; or None
 
 
 def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.float64, cached: bool = False) -> Kept:
@@ -211,7 +211,7 @@ def kept(x: Array, axes: Shape, weight: Array | None = None, dtype: Any = np.flo
 
 
 def first_kept(x: Array, axes: Shape) -> Shape:
-    """Return `axes`, or other axes and then `axes`: it is faster to keep those too, and merge along them afterwards.
+    """Return `axes`, preceded by others if it is faster to keep these too at first, and to merge along them afterwards.
 
     It is faster if the values of a channel lie in short runs, far apart, but in many rows of the array.
     """

@@ -85,7 +85,7 @@ def asarray(value: Any) -> Array:
 
 
 def memory(array: Array) -> Any:
-    """Return a NumPy array at the address of this one, with which NumPy can tell, reading no value, if two overlap."""
+    """Return a NumPy array at the address of this one: NumPy can tell whether two overlap, and reads no values."""
     place = {"data": (array.data.ptr, False), "shape": array.shape, "strides": array.strides}
     return np.asarray(SimpleNamespace(__array_interface__=place | {"typestr": array.dtype.str, "version": 3}))
 

@@ -13,7 +13,8 @@ Wanted = Any  # a bool; or a tuple: the holder of the forward, and the arrays to
 FLOAT64 = np.dtype("float64")
 SUMS = {FLOAT64: TO_FLOAT64, np.dtype("float32"): TO_FLOAT32}
 
-# dgamma and dbeta of the kernels, and how they give them; the holder, which then drops its forward; a backward's result
+# The arrays to which kernels give dgamma and dbeta, and how they do; the holder, which drops its forward at the launch;
+# and the gradients that a backward returns.
 Receiver = tuple[Array | None, Array | None, int, Any, tuple[Array | None, Array | None]]
 NOBODY: Receiver = None, None, WRITTEN, None, (None, None)
 

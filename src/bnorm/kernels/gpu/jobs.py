@@ -1,7 +1,8 @@
 """The structs that kernels take, field by field, and the modes in the names of kernels.
 
 A job is such a struct: the arrays and options of a call, which are packed once, and then the geometry of one of its
-launches. Every field has eight bytes; fields that a call does not name are 0.
+launches. Every field has eight bytes; fields that a call does not name are 0. launching.py puts the modes into the
+CUDA sources.
 """
 
 from collections.abc import Callable

@@ -57,7 +57,7 @@ def source(family: str) -> str:
 
 
 def namespace() -> Any:
-    """Return CuPy. Only those call this who have one of its arrays, or have asked for a device."""
+    """Return CuPy, which a caller has imported already or has asked for."""
     import cupy
 
     return cupy
@@ -105,10 +105,9 @@ class Workspace(NamedTuple):
 
 
 class Workspaces(threading.local):
-    """Workspaces that no call is using. Each thread has one for each stream: its streams are known by their numbers.
+    """Workspaces that no call is using, by stream. Each thread has its own, as streams of several may have one number.
 
-    Streams of several threads may have the same number. spare: for each stream, tickets that are 0, and how many of
-    them graphs have taken.
+    spare: for each stream, tickets that are 0, and how many of them graphs have taken.
     """
 
     def __init__(self) -> None:

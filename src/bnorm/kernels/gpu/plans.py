@@ -45,7 +45,7 @@ class Launch(NamedTuple):
     block: tuple[int]
     shared: int  # bytes of dynamic shared memory
     geometry: bytes  # the end of the job
-    persistent: int = 0  # if not 0, blocks go on from row to row: at most this many times as many as run at a time
+    persistent: int = 0  # if not 0, blocks go on from row to row: so many times those that run at a time suffice
     meeting: bool = False  # all blocks have to run at the same time
 
 
@@ -73,7 +73,7 @@ def launch(
 def on_chip(
     outer: int, channels: int, inner: int, dtype: str, vectors: bool, arrays: int, limits: Limits
 ) -> tuple[Shape, int, int] | None:
-    """Return a shape for one launch, the steps that a thread keeps, and the bytes that a block keeps, if there is one.
+    """Return a shape for one launch, the steps that a thread keeps, and the bytes that a block keeps; or None.
 
     Every block has whole channels, so that it can go on to the map by itself. It keeps what it has read in shared
     memory; if that is too much, it reads a small array twice.
@@ -89,7 +89,8 @@ def on_chip(
             continue
         shared = kept(shape, itemsize) * arrays
         fits = shared <= limits.shared - STATIC_SHARED["channels"]
-        if fits and shape.base > 1 and shared > two_per_processor("channels", limits):  # let the one be large
+        # where only one block fits on a processor, let it be a large one
+        if fits and shape.base > 1 and shared > two_per_processor("channels", limits):
             shape = shape._replace(down=2 * THREADS)
             shared = kept(shape, itemsize) * arrays
             fits = shared <= limits.shared - STATIC_SHARED["channels"]
@@ -197,7 +198,7 @@ def of_cluster(
 def of_meeting(
     name: str, shape: Shape, chunk: int, chunks: int, keep: int, shared: int, dtype: str, kind: int, otherwise: Plan
 ) -> Plan:
-    """Return a plan for a meeting. A group of tiles has a ticket; of moments, another says if they are summed again."""
+    """Return a plan for a meeting. A group of tiles has a ticket; for moments, one more says whether to sum again."""
     kernel, sent = shape.kernel(name, dtype, MEETING, kind), streams(shape, dtype)
     only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent)._replace(meeting=True)
     rounds = 2 if name == "moments" else 1
@@ -250,7 +251,7 @@ def map_only(
 
 
 def map_launch(shape: Shape, name: str, dtype: str, careful: bool, kind: int, limits: Limits) -> Launch:
-    """Return a launch of a map. "finite": normalize that seeks infinity; "frozen": gradient of frozen statistics."""
+    """Return a map's launch. "finite": normalize that looks for infinity; "frozen": gradient of frozen statistics."""
     if name in ("normalize", "finite"):
         kernel = shape.kernel("normalize", dtype, kind, int(name == "finite"))
     else:

@@ -190,7 +190,7 @@ def first_late(sums: int, many: int, together: int, most: int, own: int) -> tupl
     """
     turns, (halvings, one_of) = many // together, LATE[sums]
     late = turns // one_of
-    if late < ((1 << halvings) - 1) * most or own > LITTLE:  # else some would have no row
+    if late < ((1 << halvings) - 1) * most or own > LITTLE:  # some would have no row
         return many, 0
     return (turns - late) * together, halvings
 

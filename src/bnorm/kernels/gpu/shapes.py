@@ -24,7 +24,7 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 THREADS = 256
 VECTOR_BYTES = 16
-TILE_BYTES = 128  # of a row, that a tile has: four sectors of memory
+TILE_BYTES = 128  # bytes of a row in a tile: four sectors of memory
 MAX_THREADS_WIDE = 32
 SHORT_RUN = 256  # bytes: shorter runs are read as rows of channels, in whole vectors
 MAX_WIDENED = 1024  # columns: the last block joins all of them
@@ -104,10 +104,7 @@ def rows_of_channels(outer: int, channels: int, inner: int, itemsize: int, vecto
 
 
 def widened(columns: int, tile: int, most: int) -> int:
-    """Return how many rows become one: enough for a tile, or for whole tiles if much of them would be empty otherwise.
-
-    tile: columns of a tile; most: the most rows that may become one.
-    """
+    """Return how many rows, at most `most`, become one: a tile, or whole tiles if much of them would be empty else."""
     few = max(1, min(most, cdiv(tile, columns)))
     whole = lcm(columns, tile) // columns
     empty = 8 * few * columns < 7 * cdiv(few * columns, tile) * tile
@@ -147,7 +144,10 @@ def blocks_each(tiles: int, slots: int) -> int:
 
 
 def cut(shape: Shape, limits: Limits) -> tuple[int, int, int]:
-    """Return the steps of a chunk, the chunks (about as many as run at a time), and the parts of a chunk in a map."""
+    """Return the steps of a chunk, the number of chunks, and into how many parts a map cuts a chunk.
+
+    There are about as many blocks as a device runs at a time.
+    """
     wanted = blocks_each(shape.tiles, limits.processors * RESIDENT)
     chunks = max(1, min(wanted, MAX_CHUNKS, shape.steps // (shape.down * LEAST_STEPS)))
     steps = cdiv(shape.steps, chunks)

@@ -117,7 +117,7 @@ class Moving:
     """An update of running statistics by a batch, given by its parts: everything is ready but the launch.
 
     typical: a number, or an array of one number on the device. If the rule has the array `left`, the device counts in
-    it that channels are left alone.
+    it the batches that some channel skipped.
     """
 
     __slots__ = ("arrays", "channels", "counted", "device", "given", "left", "rule", "values")
