@@ -19,8 +19,8 @@ from .processes import Remote
 from .timing import FULL, QUICK, Effort, Local, measure
 
 DTYPES = ("float32", "float64")
-LARGE = 1 << 28  # bytes of an array: beyond, only the peers of the targets. NumPy and JAX take half of the time
-HELD, HELD_HERE = 6, 3  # times the array: the most that a library takes for itself, and that this process takes
+LARGE = 1 << 28  # bytes; with larger arrays only the peers of the targets run: others would take half of the time
+HELD, HELD_HERE = 6, 3  # memory in times of the array: the most that a library needs, and that this process needs
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def run(
     grow: bool = False,
     process: Callable[[str], Local] = Remote,
 ) -> store.Results:
-    """The results, as they are saved. every: all threads that there are. grow: with those of `growth` and `types`."""
+    """Return the results, as they are saved. every: the number of all threads. grow: include `growth` and `types`."""
     rows, left_out, start, others = [], [], time.perf_counter(), machine.Others()
     with ExitStack() as stack:
         copies = {n: stack.enter_context(Copy(n)) for n in threads}
@@ -123,9 +123,9 @@ def run(
 def _libraries(
     names: Sequence[str], process: Callable[[str], Local], stack: ExitStack
 ) -> tuple[list[Local], dict[str, str]]:
-    """Those that are there, ours first, and why the others are not."""
+    """Return the libraries that are installed, ours first, and why the others are missing."""
     libraries, missing = [], {}
-    started = {name: process(name) for name in names}  # all of them, and then they import side by side
+    started = {name: process(name) for name in names}  # all are started first, so that they import at the same time
     for library in started.values():
         stack.callback(library.end)
     for name, library in started.items():

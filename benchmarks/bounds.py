@@ -1,7 +1,8 @@
 """How near is the least that memory allows? `python -m benchmarks.bounds`: bnorm and PyTorch beside traffic.c.
 
-traffic.c reads and writes what every library has to, into memory that is there, and computes next to nothing. What
-PyTorch takes over that is the most that any library could be faster than PyTorch. --save keeps the tables in results/.
+traffic.c reads and writes what every library has to, into memory that is allocated already, and computes next to
+nothing. No library can be faster than PyTorch by more than PyTorch's time over that of traffic.c. --save keeps the
+tables in results/.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def run(
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for every row: the least, and what each label takes over that; and the geometric means."""
+    """Return a line for every row: the time of traffic.c, and each label's time over it; and the geometric means."""
     labels = [label for label in LABELS if all(label in row["ms"] for row in rows)]
     ratios = [[row["ms"][label][1] / row["ms"][LEAST][1] for label in labels] for row in rows]
     lines = [["", f"{LEAST}, ms", *(f"{label} / {LEAST}" for label in labels)]]
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by type, threads and operation, with those of channels apart from those of rows."""
+    """Group rows by type, threads and operation, with batch norm apart from the norms of rows."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         kind = "Batch norm" if row["kind"] == "batch" else "Rows"

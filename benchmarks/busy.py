@@ -1,9 +1,9 @@
 """What does a busy machine cost? `python -m benchmarks.busy`: one thread against all, beside processes that compute.
 
-Each case is measured in turns, a block of calls with one thread and then one with all, while no, one and two processes
-per core do nothing but count. The table has, for all threads, the median and the ninth decile of a call over those of
-one thread in the same minute. A team that waits for a thread without a core shows in the second. The last lines are of
-calls before which the caller has slept, on an idle machine: a system may wake a whole team on one core.
+Each case is measured in turns, a block of calls with one thread and then one with all, while no, one or two processes
+per core compute without end. The table has the median and the ninth decile of a call with all threads, over those with
+one thread in the same minute. If a team waits for a thread that has no core, the ninth decile shows it. For the last
+lines the machine is idle and the caller sleeps before each call: a system may wake a whole team on one core.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from .text import aligned
 
 COUNTING = "while True: pass"
 BLOCK = 0.4  # seconds of one setting, then of the other
-BLOCKS = 6  # of each
+BLOCKS = 6  # blocks of each setting
 SLEEP = 0.05  # seconds before each call, in fewer and longer blocks
 SLEPT = SLEEP, 2.0, 2  # as arguments of compare
 
@@ -47,7 +47,7 @@ def cases() -> dict[str, Callable[[], object]]:
 
 @contextmanager
 def neighbours(n: int) -> Iterator[None]:
-    """n processes that compute."""
+    """Run n processes that compute, until the block ends."""
     running = [subprocess.Popen([sys.executable, "-c", COUNTING]) for _ in range(n)]
     try:
         time.sleep(0.2 if n else 0.0)
@@ -59,7 +59,7 @@ def neighbours(n: int) -> Iterator[None]:
 
 
 def block(call: Callable[[], object], threads: int, duration: float, sleep: float = 0.0) -> list[float]:
-    """Seconds of each call with so many threads."""
+    """Return the seconds of each call with this many threads."""
     before = bnorm.get_num_threads()
     bnorm.set_num_threads(threads)
     try:
@@ -78,7 +78,7 @@ def block(call: Callable[[], object], threads: int, duration: float, sleep: floa
 def compare(
     call: Callable[[], object], threads: int, sleep: float = 0.0, duration: float = BLOCK, blocks: int = BLOCKS
 ) -> list[list[float]]:
-    """Median and ninth decile of a call in seconds, with one thread and with all."""
+    """Return median and ninth decile of a call in seconds, with one thread and with all."""
     took: dict[int, list[float]] = {1: [], threads: []}
     call()
     for _ in range(blocks):

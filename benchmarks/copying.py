@@ -1,14 +1,13 @@
-"""The machine's copy speed: numpy.copyto by so many threads, a slice each. A copy reads a byte and writes one.
+"""The machine's copy speed: numpy.copyto by several threads, with a slice for each. A copy reads a byte and writes one.
 
 memory   arrays that no cache holds, written past the caches, which saves reading what is overwritten
 read     the same memory only read, by numpy.add.reduce: on some machines slower than a copy, which has two directions
 cache    arrays of 1 MiB, the size of (1024, 256) in float32, that stay in the caches of the cores: two perfect passes
 
-It is sampled again and again during a run, so that it sees the weather that the others see: on a shared machine two
-threads may for some seconds have no more of the memory than one, and what needs it most then loses most. What was
-measured beside slow copies is measured again (`Copy.beside`). A process of its own copies:
-there the GNU C library is told from which size to write past the caches, which is settled when a process starts. Other
-C libraries decide by themselves.
+It is sampled again and again during a run, under the same conditions as the libraries: on a shared machine two threads
+may get no more of the memory's speed than one, for some seconds, which slows most what needs memory most. What was
+measured beside slow copies is measured again (`Copy.beside`). A process of its own copies, because the GNU C library
+learns only at the start of a process from which size to write past the caches. Other C libraries decide by themselves.
 """
 
 import os
@@ -29,17 +28,17 @@ from .timing import quartiles, seconds
 MEMORY = 1 << 29  # bytes of an array, more than a last-level cache holds, of hundreds of megabytes too
 CACHE = 1 << 20
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-STEADY = 0.85  # of the quickest copy: what is below is not noise, but others who use the memory
+STEADY = 0.85  # of the quickest copy: slower copies are not noise, but other programs that use the memory
 TRIES = 3  # measurements of one case
-PATIENCE = 120  # samples that a run waits in all for quick ones: some machines are slow for an hour
+PATIENCE = 120  # samples in all for which a run waits for quick copies: some machines are slow for an hour
 Found = TypeVar("Found")
 Speeds = dict[str, list[float]]  # memory, read and cache: lower quartile, median, upper quartile, in GB/s
 
 
 class Copy:
-    """The process that copies when it is asked to. Close it, or use it in a `with`."""
+    """The process that copies when it is asked to. Use it in a `with`."""
 
-    patience = PATIENCE  # that is left
+    patience = PATIENCE  # how much of it is left
 
     def __init__(self, threads: int, size: int = MEMORY) -> None:
         command = [sys.executable, "-m", "benchmarks.copying", str(threads), str(size)]
@@ -63,7 +62,7 @@ class Copy:
         self.child.__exit__(*error)  # closes its input, which ends it
 
     def sample(self) -> tuple[list[float], float]:
-        """GB/s now: of memory, several times, and of the cache."""
+        """Return the speeds now in GB/s: several of memory, and one of the cache."""
         self.child.stdin.write("\n")
         self.child.stdin.flush()
         answer = self.child.stdout.readline()
@@ -76,7 +75,7 @@ class Copy:
         return memory, cache
 
     def beside(self, work: Callable[[], Found]) -> tuple[Found, dict[str, float]]:
-        """What work measures, and the copy speed just before and after it: of several tries that with quick copies."""
+        """Return what work measures, and the copy speed around it; if tries are repeated, the one with quick copies."""
         tries = []
         for _ in range(TRIES):
             if tries and not self.patience:
@@ -95,7 +94,7 @@ class Copy:
         return found, speed
 
     def _wait(self) -> None:
-        """Until copies are quick again, or for as long as it is worth."""
+        """Wait until copies are quick again, or patience ends."""
         while self.patience:
             self.patience -= 1
             time.sleep(1)
@@ -110,10 +109,10 @@ class Copy:
 
 
 def main(threads: int, size: int) -> None:
-    """For every line of input, a line of speeds: one of the cache, one of reading, three of memory."""
+    """For every line of input, print a line of speeds: one of the cache, one of reading, three of memory."""
 
     def arrays(size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Targets and sources. All are written first: zeros that nobody wrote are all the same page, in the cache."""
+        """Return targets and sources, all written: zeros that nobody wrote would all be the same page, in the cache."""
         edges = [size * i // threads for i in range(threads + 1)]
         return tuple([a[slice(*pair)] for pair in pairwise(edges)] for a in (np.full(size, i, "u1") for i in (1, 2)))
 

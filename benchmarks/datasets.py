@@ -34,7 +34,7 @@ EXTREMES: list[tuple[tuple[int, ...], Any, str]] = [
 
 
 def peak(call: Callable[[], Any]) -> float:
-    """The peak memory of a call in bytes."""
+    """Return the peak memory of a call in bytes."""
     tracemalloc.start()
     call()
     most = tracemalloc.get_traced_memory()[1]
@@ -43,7 +43,7 @@ def peak(call: Callable[[], Any]) -> float:
 
 
 def running_sums(images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation, as they are often written."""
+    """Mean and standard deviation as they are often computed."""
     import torch
 
     n, s, q = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)

@@ -31,7 +31,7 @@ SHAPE, CHUNKS = (2_000_000, 32), (100_000, 32)
 
 
 def merge(rows: int) -> engines.Measured:
-    """Time of merging partitions of 1,000 features, and how far the variance of one is off."""
+    """Measure the time to merge partitions of 1,000 features, and the largest error of the variance."""
     table = [["partitions", "depth", "seconds", "microseconds each", "largest relative error of the variance"]]
     rng = np.random.default_rng(0)
     for n in (10, 100, 1000, 10_000):
@@ -45,9 +45,9 @@ def merge(rows: int) -> engines.Measured:
 
 
 def accuracy(n: int, rng: np.random.Generator) -> float:
-    """Partitions whose mean is a million standard deviations away from zero, against long double of all rows."""
+    """The error for partitions whose mean is a million standard deviations from zero, against long double sums."""
     x = rng.standard_normal((n * ROWS, 4)) + 1e6
-    x += np.repeat(rng.standard_normal((n, 1)), ROWS, axis=0)  # partitions differ
+    x += np.repeat(rng.standard_normal((n, 1)), ROWS, axis=0)  # so that partitions differ
     merged = Moments.merge(bnorm.functional.moments(part) for part in np.split(x, n))
     wide = x.astype(np.longdouble)
     exact = ((wide - wide.mean(0)) ** 2).mean(0)
@@ -55,7 +55,7 @@ def accuracy(n: int, rng: np.random.Generator) -> float:
 
 
 def traffic(rows: int) -> engines.Measured:
-    """Bytes of a synchronized step, sent and received by each of the ranks, and how deep they are merged."""
+    """The bytes that each rank sends and receives in a synchronized step, and the depth of the merge."""
     table = [["ranks", "features", "sent, forward", "received, forward", "received, backward", "depth of the merge"]]
     for ranks in (2, 8, 64, 1024):
         for features in (64, 1024):
@@ -69,7 +69,7 @@ def traffic(rows: int) -> engines.Measured:
 
 
 def dask(rows: int) -> engines.Measured:
-    """A table that the workers hold in memory: statistics and transform, in turns, medians of seven."""
+    """Fit and transform a table that the workers hold in memory, in turns: medians of seven."""
     import dask
     import dask.array as da
     from distributed import Client, LocalCluster, wait

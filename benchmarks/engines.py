@@ -25,7 +25,7 @@ Measured = tuple[str, Table]  # what was measured, and the times
 
 
 def tables(rows: int) -> Iterator[Any]:
-    """Pyarrow tables, together of that many rows."""
+    """Yield pyarrow tables that together have this many rows."""
     import pyarrow as pa
 
     for start in range(0, rows, PART):
@@ -34,9 +34,9 @@ def tables(rows: int) -> Iterator[Any]:
 
 
 def best(*groups: dict[str, Callable[[], Any]]) -> Table:
-    """The table of the best times. The calls of a group do the same thing, and the first is bnorm's.
+    """Return the table of the best times. The calls of a group do the same, and the first one is bnorm's.
 
-    Each is repeated in a row: after a fit of Ray's scaler the next call, whosever it is, takes seconds longer.
+    The repetitions of a call follow each other: after a fit of Ray's scaler, any other call takes seconds longer.
     """
     lines = [["call", "seconds, best", "times bnorm's"]]
     for calls in groups:
@@ -48,7 +48,7 @@ def best(*groups: dict[str, Callable[[], Any]]) -> Table:
 
 
 def agree(t: Any, mean: Any, std: Any) -> None:
-    """AssertionError unless another library has our results."""
+    """Raise AssertionError unless another library has our results."""
     np.testing.assert_allclose(t.mean_, mean, atol=1e-10)
     np.testing.assert_allclose(t.scale_, std, rtol=1e-6)  # some divide by one row less
 

@@ -1,7 +1,7 @@
 """What float64 says the results are, by the formulas and nothing else.
 
-The vectors (statistics, gradients of parameters) are computed once for a case, and then go to every process. Arrays
-are computed a block of samples at a time, where they are compared: of the largest there is no room for another.
+The vectors (statistics, gradients of parameters) are computed once for a case, and then sent to every process. Arrays
+are computed a block of samples at a time where they are compared: memory has no space for another of the largest.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Channels:
 
     @staticmethod
     def _sum(data: Data, term) -> np.ndarray:
-        """Per channel. NumPy sums the last axis pairwise, the first one value after the other."""
+        """Sum per channel, along the last axis: NumPy sums it pairwise, but the first axis value after value."""
         total = np.zeros(data.sizes[1])
         for block in blocks(data):
             x, dy = (a if a is None else _by_channel(a[block]) for a in (data.x, data.dy))
@@ -41,7 +41,7 @@ class Channels:
         return (self.mean, self.var) if operation in ("fit", "partial_fit") else ()
 
     def block(self, operation: str, data: Data, block: slice) -> np.ndarray:
-        """The array of the result, for these samples."""
+        """Return the array of the result, for these samples."""
         x = data.x[block].astype("float64")
         if operation == "inverse":
             return x * np.sqrt(self.var) + self.mean
@@ -108,11 +108,11 @@ def exact(data: Data) -> Exact:
 
 
 def blocks(data: Data) -> Iterator[slice]:
-    """Of the first axis."""
+    """Slices of the first axis."""
     step = max(1, BLOCK * len(data.x) // max(1, data.x.size))
     return (slice(start, start + step) for start in range(0, len(data.x), step))
 
 
 def _by_channel(a: np.ndarray) -> np.ndarray:
-    """(C, all else), in float64 and in this order in memory."""
+    """Return a as (C, all else), float64, in this order in memory."""
     return np.ascontiguousarray(np.moveaxis(a, 1, 0)).reshape(a.shape[1], -1).astype("float64", copy=False)

@@ -38,11 +38,11 @@ GOALS = {  # the ratio on one thread, and on several
     "uint16": (1.1, 1.1),
 }
 SMALL = 15e-6  # seconds for (32, 64)
-SECONDS = 1.0  # of both, for a line
+SECONDS = 1.0  # for the calls of both, for a line
 
 
 class Cost(NamedTuple):
-    """One case, and the seconds of both."""
+    """One case, and the seconds of plain and of exact moments."""
 
     level: str
     dtype: str
@@ -98,7 +98,7 @@ def measure(match: str, kept: Path | None = None) -> None:
 
 
 def at_every_level(match: str, folder: Path | None = None) -> list[Cost]:
-    """Each in a process of its own; the widest first. What they found, if there is a folder to keep it in."""
+    """Measure each level in a process of its own, the widest first. Return what they found if there is a folder."""
     costs = []
     for level in reversed(cpu.simd_levels()):
         again = [sys.executable, "-m", "benchmarks.exact_moments", "--match", match]
@@ -113,7 +113,7 @@ def at_every_level(match: str, folder: Path | None = None) -> list[Cost]:
 
 
 def tables(costs: Sequence[Cost], busy: float | None = None) -> list[str]:
-    """Every case of the widest level, and the least and the largest ratio of the others."""
+    """The tables: every case of the widest level, and the least and the largest ratio of the other levels."""
     widest, threads = costs[0].level, sorted({cost.threads for cost in costs})
     by_case = {cost[:4]: cost for cost in costs}
     heads = [f"{dtype}, {count(n, 'thread')}" for dtype in GOALS for n in threads]

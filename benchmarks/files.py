@@ -1,9 +1,9 @@
-"""Files that are streamed: `bnorm fit` beside merely reading the file, and beside what others make of it.
+"""Files that are streamed: `bnorm fit` beside merely reading the file, and beside other libraries.
 
     python -m benchmarks.files [--megabytes 1000] [--rounds 5]
 
-Every run is a process of its own, and the contenders take turns. Seconds are without the start of the process, and of
-its processor time too, on which other work has less effect; memory is the most that the process took, all included.
+Every run is a process of its own, and the contenders take turns. Seconds do not include the start of the process. They
+are also given as processor time, on which other work has less effect. Memory is the peak of the whole process.
 """
 
 import argparse
@@ -55,7 +55,7 @@ Contender = tuple[str, str]  # what it imports before the clock starts, and what
 
 
 def contenders(suffix: str) -> dict[str, Contender]:
-    """By name, for files of a kind; those whose packages are installed."""
+    """The contenders for files of a kind, by name, if their packages are installed."""
     learn = "learn(stream, Learner(Learned.new(stream.numbers, None, None), 65536), Progress('', 1, True))"
     found = {
         "read": (IMPORTS, LEARN + "for batch in stream:\n    pass\n"),
@@ -65,7 +65,7 @@ def contenders(suffix: str) -> dict[str, Contender]:
             "import numpy as np\n" + (CSV if suffix == ".csv" else PARQUET) + SCALER,
         ),
     }
-    if suffix == ".parquet":  # by the settings of bnorm: by default it takes several times as long, and more memory
+    if suffix == ".parquet":  # with bnorm's settings: the defaults take several times as long, and more memory
         alone = PARQUET.replace("(path)", "(path, pre_buffer=False, buffer_size=65536)")
         found["pyarrow, only reading"] = (IMPORTS, f"{alone}for batch in batches:\n    pass\n")
     if suffix == ".csv" and util.find_spec("pandas"):
@@ -82,7 +82,7 @@ def contenders(suffix: str) -> dict[str, Contender]:
 
 
 def write(path: Path, size: int) -> None:
-    """A file of about so many bytes."""
+    """Write a file of about this many bytes."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -98,7 +98,7 @@ def write(path: Path, size: int) -> None:
 
 
 def run(path: Path, contender: Contender) -> list[float]:
-    """Seconds, seconds of the processor, and bytes."""
+    """Return seconds, seconds of the processor, and bytes of memory."""
     modules, body = contender
     command = [sys.executable, "-c", START, str(path), body, modules]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -108,7 +108,7 @@ def run(path: Path, contender: Contender) -> list[float]:
 
 
 def measure(path: Path, rounds: int) -> dict[str, list[float]]:
-    """Medians of each contender."""
+    """Return the medians of each contender."""
     entered = contenders(path.suffix)
     found: dict[str, list[list[float]]] = {name: [] for name in entered}
     for _ in range(rounds):

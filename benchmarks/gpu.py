@@ -1,11 +1,11 @@
 """`python -m benchmarks.gpu`: check the kernels against float64, then time them, beside PyTorch and a copy.
 
-Needs a CUDA device and CuPy; PyTorch is timed where it is installed with CUDA. What is timed is checked first: the same
+Needs a CUDA device and CuPy; PyTorch is timed if it is installed with CUDA. What is timed is checked first: the same
 arrays, the same calls, PyTorch's results too, against the bounds of gpu_exact.py. Each operation is replayed from a
 CUDA graph of many calls, whose inputs rotate through more memory than the second-level cache holds, so that neither
-launches nor hits are counted; PyTorch is timed so, and call by call. What a call costs the host is timed apart. With
---save every row goes to results/gpu/DEVICE.json as soon as it is there; a row, or a library in a row, that fails says
-why and costs no other.
+launches nor cache hits count. PyTorch is timed this way, and also call by call. What a call costs the host is measured
+separately. With --save every row goes to results/gpu/DEVICE.json as soon as it is complete; a row, or a library in a
+row, that fails says why, and does not stop the others.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from .store import RESULTS
 ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: several times the cache
 REPEATS = 9
 LEAST = 2e-3  # seconds of a graph: the clock of events ticks twice a microsecond
-PASSES = {"forward": 3, "inference": 2, "backward": 5}  # over memory: the reads and writes of an array
-KEPT_PASSES = {"forward": 2, "inference": 2, "backward": 3}  # where a block or a cluster keeps what it reads
+PASSES = {"forward": 3, "inference": 2, "backward": 5}  # how often an operation reads or writes an array in memory
+KEPT_PASSES = {"forward": 2, "inference": 2, "backward": 3}  # the same if a block or a cluster keeps what it has read
 ROW_PASSES = {"forward": 2, "backward": 3}
 NO_DEVICE = 2  # the exit status
 Calls = dict[str, Callable[[int], Any]]
@@ -104,14 +104,14 @@ def main() -> None:
 
 
 def need_device() -> None:
-    """Or end at once, with the reason."""
+    """End at once, with the reason, if there is no device."""
     if reason := gpu.available():
         print(reason, file=sys.stderr)
         raise SystemExit(NO_DEVICE)
 
 
 def replace(path: Path, text: str) -> None:
-    """The file has the old text or the new one, whenever this is killed."""
+    """Write a file so that it has the old text or the new one, even if this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8")
@@ -119,7 +119,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def rows(cupy: Any, stream: Any, cases: list[Case], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One by one; what fails says so, and the next is tried."""
+    """Yield the rows one by one. A row that fails says so, and the next one is tried."""
     measures: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
     if not (options.check or options.once or options.after):
         measures.append(({"kind": "host", "shape": [256, 64], "dtype": "float32"}, lambda: {"host": host(cupy)}))
@@ -155,7 +155,7 @@ class Problem:
         self.out = [cupy.empty_like(x) for x in self.x]
         self.channels = shape[1] if case.kind == "batch_norm" else shape[1] * shape[2]
         ends = (0.5, 2), (-1, 1) if case.kind != "rms_norm" else (0, 0), (-0.5, 0.5), (0.5, 2)
-        # multiples of 1/64, which every type holds: no library is charged for rounding its parameters
+        # multiples of 1/64, which every type can hold, so that no library has errors from rounding its parameters
         vectors = (cupy.rint(cupy.linspace(low, high, self.channels) * 64) / 64 for low, high in ends)
         self.gamma, self.beta, self.mean, self.var = vectors
         self.rule = int(case.kind == "rms_norm") * MEAN_SQUARE
@@ -178,7 +178,7 @@ class Problem:
         }
 
     def exact(self) -> Exact:
-        """What the calls are to give for the first set, in float64."""
+        """What the calls must give for the first set, in float64."""
         arrays = self.cupy, self.x[0], self.dy[0], self.gamma, self.beta
         if self.case.kind == "batch_norm":
             return exact_batch(*arrays, self.mean, self.var)
@@ -186,7 +186,7 @@ class Problem:
 
 
 def fewest_passes(case: Case, limits: plans.Limits) -> dict[str, int]:
-    """By operation, what the device is large enough for."""
+    """Return the fewest passes of each operation for which the device is large enough."""
     if case.kind != "batch_norm":
         return ROW_PASSES
     size = case.shape[0], case.shape[1], prod(case.shape[2:]), case.dtype, True
@@ -208,7 +208,7 @@ def draw(cupy: Any, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
 
 
 def measured(cupy: Any, stream: Any, case: Case, options: argparse.Namespace, compiled: bool) -> dict[str, Any]:
-    """Errors, seconds and rates by operation and library. `floor`: a copy of as many bytes as the passes move."""
+    """Return errors, seconds and rates by operation and library. `floor`: the time to copy as many bytes."""
     problem = Problem(cupy, case)
     calls = problem.calls()
     if options.once:
@@ -242,7 +242,7 @@ def measured(cupy: Any, stream: Any, case: Case, options: argparse.Namespace, co
 def checked(
     cupy: Any, problem: Problem, name: str, calls: Calls, results: dict[str, list[Any]], bounds: dict[str, list[Any]]
 ) -> dict[str, float]:
-    """The errors of a call; twice, and the same bits."""
+    """Return the errors of a call. Two runs must give the same bits."""
     runs = []
     for _ in range(2):
         problem.out[0].fill(7)
@@ -259,12 +259,12 @@ def checked(
 
 
 def replayed(stream: Any, call: Callable[[int], object], sets: int) -> float:
-    """Seconds per call, the median of replays of a graph, whose memory is its own."""
+    """Return seconds per call: the median of replays of a graph, which has memory of its own."""
     import cupy
 
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):
-        kept = [call(i) for i in range(sets)]  # compiled, and its memory in the pool
+        kept = [call(i) for i in range(sets)]  # compiles the kernels, and puts memory into the pool
         stream.synchronize()
         per_call = looped(stream, call, sets)
         calls = sets * max(1, round(LEAST / per_call / sets))
@@ -272,18 +272,18 @@ def replayed(stream: Any, call: Callable[[int], object], sets: int) -> float:
         try:
             kept += [call(i % sets) for i in range(calls)]
         except Exception:
-            with suppress(Exception):  # else the stream is of no use to the next row
+            with suppress(Exception):  # otherwise the next row could not use the stream
                 stream.end_capture()
             raise
         graph = stream.end_capture()
         graph.launch(stream)
         samples = [events(stream, lambda: graph.launch(stream)) / calls for _ in range(REPEATS)]
-        del kept  # what the graph wrote to had to live until now
+        del kept  # the graph wrote to it until now
     return statistics.median(samples)
 
 
 def looped(stream: Any, call: Callable[[int], object], sets: int) -> float:
-    """Seconds per call, one after the other; for short ones that is the host's time."""
+    """Return seconds per call, one after the other; for short calls that is the time of the host."""
     for i in range(sets):
         call(i)
     samples = [events(stream, lambda: [call(i) for i in range(sets)]) / sets for _ in range(REPEATS)]
@@ -303,7 +303,7 @@ def events(stream: Any, call: Callable[[], object]) -> float:
 
 
 def host(cupy: Any, calls: int = 2000) -> dict[str, float]:
-    """Seconds that one call on (256, 64) costs the host, CuPy's share included."""
+    """Return the seconds that one call on (256, 64) costs the host, including CuPy's share."""
     problem = Problem(cupy, Case("batch_norm", (256, 64), "float32"))
     found = {}
     for name, call in problem.calls().items():

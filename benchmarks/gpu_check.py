@@ -1,7 +1,8 @@
 """`python -m benchmarks.gpu_check`: all families of CUDA kernels against float64 on the processor, a line a case.
 
-The arrays are small, and nothing of CuPy computes: it copies them there and back. A line says how large the errors are,
-and how many parts of what rounding can do (`gpu_exact.py`); a case that fails says why and costs no other.
+The arrays are small, and CuPy itself computes nothing: it only copies them there and back. A line says how large the
+errors are, also as a fraction of what rounding can do (`gpu_exact.py`). A case that fails says why, and does not stop
+the others.
 """
 
 import argparse
@@ -145,17 +146,17 @@ def compared(cupy: Any, exact: Exact, found: dict[str, Any], dtype: str) -> Foun
 
 
 def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
-    """Running statistics and added gradients of a layer, and moments that are merged: the processor knows them too."""
+    """Check running statistics and added gradients of a layer, and merged moments, against the processor's."""
     found = []
     for where, make, kernels in (("cpu", np.asarray, cpu), ("cuda", cupy.asarray, gpu)):
         layer = bnorm.BatchNorm1d(x.shape[1], device=where)
         for values in (x, dy):
             layer(make(values))
             layer.backward(make(dy))
-        with layer.pooled_stats():  # which move in a launch of their own at its end
+        with layer.pooled_stats():  # at its end the statistics are updated by a launch of their own
             layer(make(x))
         merged = F.moments(make(x)) + F.moments(make(dy))
-        # As a backward does whose kernels cannot add to the gradients themselves.
+        # As in a backward whose kernels cannot add to the gradients themselves.
         kernels.add(layer.gamma.grad, merged.mean, layer.beta.grad, merged.mean)
         running = layer.running_mean, layer.running_var
         found.append([*running, layer.gamma.grad, layer.beta.grad, merged.mean, merged.var()])
@@ -168,7 +169,7 @@ def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
 
 
 def exact_sums(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
-    """Integers: the same, whatever the bits."""
+    """Check exact sums: integers, which must be the same."""
     x[0] = dy[0] * x.dtype.type(1e-5)
     x[1, 0], x[2, 0] = np.inf, np.nan
     got, want = gpu.exact_sums(cupy.asarray(x)), cpu.exact_sums(x)

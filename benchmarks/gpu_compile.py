@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu_compile`: every instance of the CUDA kernels, on all cores, into CuPy's cache on disk.
 
-CuPy keeps what it has compiled in the folder that CUPY_CACHE_DIR names. A kernel that is there already is loaded only,
-on this machine or on another with the same device, CuPy and compiler, where they are installed in the same place.
+CuPy keeps what it has compiled in the folder that CUPY_CACHE_DIR names. A kernel that is there already is only loaded,
+on this machine or on another one with the same device, CuPy and compiler, installed in the same place.
 """
 
 import argparse
@@ -31,24 +31,24 @@ MAKERS = {
     "row_channels": row_plans.row_channel_kernels,
     "exact": lambda dtype, kinds: kernel_names.exact_kernels(dtype),
 }
-FIRST = IDENTITY.kind, RELU.kind  # most calls have no activation, and most of the others this one
+FIRST = IDENTITY.kind, RELU.kind  # most calls have no activation, and most of the others have ReLU
 
 
 def instances(family: str, dtypes: Iterable[str] = plans.ITEMSIZE, kinds: Iterable[int] = KINDS) -> list[str]:
-    """The names of all kernels of a family that plans may ask for, each once."""
+    """Return the names of all kernels of a family that plans may ask for, each once."""
     names = [name for dtype in dtypes for name in MAKERS[family](dtype, kinds)] if family in MAKERS else []
     return list(dict.fromkeys([*names, *kernel_names.per_channel_kernels(family)]))
 
 
 def items(with_clusters: bool) -> list[tuple[str, str]]:
-    """Families and names, those that most calls need first."""
+    """Return families and names of all kernels; those that most calls need come first."""
     families = [family for family in launching.FAMILIES if family != "clusters" or with_clusters]
     kinds = [*FIRST, *(kind for kind in KINDS if kind not in FIRST)]
     return list(dict.fromkeys((f, name) for kind in kinds for f in families for name in instances(f, kinds=(kind,))))
 
 
 def compiled(item: tuple[str, str]) -> dict[str, object]:
-    """In a process of its own. The library's own way, so that its cache finds it."""
+    """Compile a kernel in a process of its own, as the library does, so that the cache finds it."""
     family, name = item
     start = time.perf_counter()
     try:
@@ -59,7 +59,7 @@ def compiled(item: tuple[str, str]) -> dict[str, object]:
 
 
 def kept() -> int:
-    """Files in the cache."""
+    """Return the number of files in the cache."""
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     return sum(path.suffix == ".cubin" for path in folder.iterdir()) if folder.is_dir() else 0
 

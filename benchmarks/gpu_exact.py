@@ -1,8 +1,8 @@
 """What results on a GPU are compared with: normalizations in float64, and how far from them a sound result may be.
 
-`Exact` takes CuPy arrays or NumPy's. Its bounds say for every element what rounding can do to it: they come from the
-sizes of the terms of each sum, how many additions follow each other in a library, and the types it rounds to. A result
-beyond them is wrong, whatever the size of the array; one within them is as good as that library computes.
+`Exact` takes CuPy or NumPy arrays. Its bounds say for every element what rounding can do to it: they follow from the
+sizes of the terms of each sum, from how many additions follow each other in a library, and from the types to which it
+rounds. A result outside its bounds is wrong, whatever the size of the array; one inside is as good as the library gets.
 """
 
 from collections.abc import Callable
@@ -12,37 +12,38 @@ from typing import Any, NamedTuple
 EPS = 1e-5
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of rounding to a type
 SMALLEST = {"float64": 0.0, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  # smaller: few digits
-FEW = 16  # operations in a row beside a sum
+FEW = 16  # operations in a row besides those of a sum
 Array = Any
 
 
 class Rounding(NamedTuple):
-    """How a library computes. The numbers are relative errors but for `depth`."""
+    """How a library rounds. The numbers are relative errors, except `depth` and `smallest`."""
 
     unit: float  # of one operation
-    depth: Callable[[float], float]  # additions in a row, in a sum of so many terms
+    depth: Callable[[float], float]  # how many additions follow each other in a sum of n terms
     result: float  # of results in the type of x
-    smallest: float  # absolute: of results near 0
-    statistics: float = 0.0  # of mean and 1/std, where they are kept in a small type
+    smallest: float  # the absolute error of results near 0
+    statistics: float = 0.0  # of mean and 1/std, if they are kept in a small type
     parameters: float = 0.0  # of gradients of parameters
 
 
 def ours(dtype: str) -> Rounding:
-    """A thread adds at most 64 numbers in a row, and then goes on in float64, as what it is compared with does."""
+    """How bnorm rounds. A thread adds at most 64 numbers in a row in float32, and then continues in float64."""
     unit = UNIT["float64" if dtype == "float64" else "float32"]
     return Rounding(unit, sqrt if dtype == "float64" else lambda n: min(n, 64.0), UNIT[dtype], SMALLEST[dtype])
 
 
 def theirs(dtype: str, parameters: str) -> Rounding:
-    """PyTorch's. In a sum that is cut into pieces, and those are added up, as many rounding errors follow each other as
-    the root of the terms; in any other order their sum grows like that too. Rows keep statistics in their own type."""
+    """How PyTorch rounds. In a sum that is cut into pieces, whose sums are added, as many rounding errors follow each
+    other as the square root of the number of terms; in any other order, errors grow like that too. Norms of rows keep
+    statistics in the type of x."""
     unit = UNIT["float64" if dtype == "float64" else "float32"]
     own = UNIT[dtype] if parameters == dtype else 0.0
     return Rounding(unit, sqrt, UNIT[dtype], SMALLEST[dtype], own, UNIT[parameters])
 
 
 def wide(xp: Any, a: Array) -> Array:
-    """As float64; bfloat16 by way of float32, which CuPy converts it to."""
+    """Return a as float64; bfloat16 by way of float32, to which CuPy can convert it."""
     return a.astype(xp.float32).astype(xp.float64) if a.dtype.name == "bfloat16" else a.astype(xp.float64)
 
 
@@ -82,7 +83,7 @@ class Exact:
         return (self.weight * a).sum(self.over, keepdims=True) / self.count
 
     def total(self, a: Array) -> Array:
-        """The same without weights: of gradients."""
+        """The same without weights, for gradients."""
         return a.sum(self.over, keepdims=True) / self.count
 
     def results(self) -> dict[str, list[Array]]:
@@ -101,20 +102,20 @@ class Exact:
         return self.total(g) * (0 if self.rms else 1)
 
     def bounds(self, of: Rounding, results: dict[str, list[Array]]) -> dict[str, list[Array]]:
-        """For every element of the results, how far from it that of a library may be."""
+        """Return for every element of the results how far from it a library's may be."""
         xp, unit, few, x = self.xp, of.unit, FEW * of.unit, abs(self.x)
         # relative errors of sums, against the sum of the sizes of their terms
         sums, long_sums = ((of.depth(n) + FEW) * unit for n in (self.terms, self.summed))
         of_mean = (sums * self.average(x) + of.statistics * abs(self.mean)) * (0 if self.rms else 1)
         of_rstd = sums * self.average(x * x) * self.rstd**2 + few + of.statistics
-        apart = x + abs(self.mean)  # what x - mean was made of
+        apart = x + abs(self.mean)  # the sizes of what x - mean is a difference of
         of_xhat = abs(self.xhat) * of_rstd + self.rstd * (of_mean + unit * apart)
         y, (dx, dgamma, dbeta) = results["forward"][0], results["backward"]
         size, dy, signed = abs(self.xhat), abs(self.dy), self.dy * self.gamma
         g, mean_g, mean_dot = abs(signed), abs(self._mean_gradient(signed)), abs(self.total(signed * self.xhat))
         of_mean_g = sums * self.total(g)
         of_mean_dot = sums * self.rstd * self.total(g * apart) + self.total(g * of_xhat)
-        # 1/std may be there to the power of three in what x is multiplied by
+        # the factor of x may contain 1/std to the power of three
         of_mean_parts = few * mean_g + (few + 3 * of_rstd) * size * mean_dot
         of_dx = few * g + self.weight * (of_mean_parts + of_mean_g + size * of_mean_dot + of_xhat * mean_dot)
         of_dgamma = (long_sums * (dy * self.rstd * apart) + dy * of_xhat).sum(self.sums_over).ravel()
@@ -154,9 +155,9 @@ def exact_rows(xp: Any, x: Array, dy: Array, *vectors: Array, rms: bool = False,
 
 
 def compare(xp: Any, what: str, got: list[Array], want: list[Array], bounds: list[Array]) -> tuple[float, float]:
-    """The largest error, relative to the largest of a result (or to 1), and the largest in parts of its bound.
+    """Return the largest error, relative to the largest value of a result (or to 1), and as a fraction of its bound.
 
-    An ArithmeticError where that is more than 1, or not a number.
+    ArithmeticError if this fraction is more than 1, or not a number.
     """
     worst, share = 0.0, 0.0
     for one, exact, bound in zip(got, want, bounds, strict=False):

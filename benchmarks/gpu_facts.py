@@ -54,21 +54,21 @@ def versions() -> dict[str, str]:
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # that may be, of many
+        except PackageNotFoundError:  # a package may have none
             if importlib.util.find_spec(name.replace("-", "_")):
                 found[name] = "unknown"
     return found
 
 
 def asked(names: tuple[str, ...]) -> dict[str, str]:
-    """What nvidia-smi says of the first device; nothing where it is not there."""
+    """Return what nvidia-smi says of the first device; nothing if it is missing."""
     said = output("nvidia-smi", "--id=0", f"--query-gpu={','.join(names)}", "--format=csv,noheader")
     values = [value.strip() for value in said.splitlines()[0].split(",")] if said else []
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
 def commit() -> str:
-    """With a word where files differ from it."""
+    """Return the commit, with a word if files differ from it."""
     name = output("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
     return name and name + " and changes" * bool(output("git", "-C", str(ROOT), "status", "--porcelain", "-uno"))
 

@@ -1,11 +1,11 @@
 """`python -m benchmarks.gpu_first FOLDER`: a first contact with a GPU that someone lends for minutes.
 
-It ends at once, with status 2, where no device can be used. Else it writes to FOLDER, as it goes: facts of the device
-and the software; all kernels, compiled on all cores (FOLDER/kernels, which --kernels takes again another time); all
-families against float64; the device tests; measurements beside a copy and PyTorch; then the sanitizer and the profilers
-of CUDA, where they are installed. Every step has a time limit and a log of its own, and FOLDER/summary.md is written
-anew after each: whatever ends the run, what it has reached is there. The status is 1 if anything failed or was not
-reached.
+It ends at once, with status 2, if no device can be used. Otherwise it writes to FOLDER, step by step: facts about the
+device and the software; all kernels, compiled on all cores (in FOLDER/kernels, which another run can use by --kernels);
+all families against float64; the device tests; measurements beside a copy and PyTorch; then the sanitizer and the
+profilers of CUDA, if they are installed. Every step has a time limit and a log of its own, and FOLDER/summary.md is
+written anew after each step: whatever ends the run, its results so far are there. The status is 1 if anything failed or
+was not reached.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from .gpu import NO_DEVICE, replace
 from .gpu_summary import PAGE, page
 from .steps import CUT_OFF, FAILED, GOOD, INTERRUPTED, JOURNAL, ROOT, Step, run, show
 
-LONG = 30  # minutes from which on the longer order is taken
+LONG = 30  # from this many minutes on, the longer order is taken
 INTERRUPT = 130
-EARLY = "bfloat16 or graph or stream"  # tests of what an emulator knows least about
+EARLY = "bfloat16 or graph or stream"  # tests of what an emulator can check least
 TESTS = ("-q", "-p", "no:cacheprovider", "-p", "benchmarks.outcomes", "--tb=short", "-o", "faulthandler_timeout=30")
 KERNELS = "regex:moments|sums|normalize|gradient|rows_"
 SMALL = ROOT / "tests" / "support" / "gpu_small.py"
@@ -38,7 +38,7 @@ def tests(name: str, marks: str, words: str, *paths: str) -> Step:
 
 
 def tool(name: str, program: str, *arguments: object) -> Step:
-    """A step of a program that may not be there."""
+    """Return the step of a program that may not be installed."""
     path = shutil.which(program)
     if path is None:
         return Step(name, skipped=f"{program} is not on the PATH")
@@ -49,7 +49,7 @@ def sanitized(name: str) -> Step:
     return tool(name, "compute-sanitizer", "--tool", name, "--error-exitcode", 9, sys.executable, SMALL)
 
 
-LIMITS = {  # seconds of the steps, of ten minutes and of forty
+LIMITS = {  # seconds of the steps, in a run of ten minutes and in one of forty
     "facts": (60, 60),
     "compile": (110, 360),
     "check": (60, 180),
@@ -69,7 +69,7 @@ COMPILED = 3, 99  # cases with torch.compile, which takes its time
 
 
 def order(folder: Path, minutes: float) -> list[Step]:
-    """What tells most comes first, and no step can take the time of those behind it."""
+    """Return the steps. What tells most comes first, and no step can take the time of those after it."""
     long = minutes >= LONG
     limits, compiled = {name: pair[long] for name, pair in LIMITS.items()}, COMPILED[long]
     here = "tests/kernels", "tests/gpu"
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def contact(steps: Sequence[Step], folder: Path, seconds: float, environment: dict[str, str]) -> int:
-    """The first step says whether there is a device at all."""
+    """Run the steps, the first of which shows whether there is a device at all. Return the exit status."""
     names = [step.name for step in steps]
 
     def after() -> None:
@@ -138,7 +138,7 @@ def contact(steps: Sequence[Step], folder: Path, seconds: float, environment: di
 
 
 def written(folder: Path, names: Sequence[str]) -> str:
-    """The summary so far. A fault in it must not end a run: everything it is made of is in the folder."""
+    """Write the summary so far. An error in it must not end the run: all its facts are in the folder."""
     try:
         text = page(folder, names)
     except Exception:

@@ -23,7 +23,7 @@ import numpy as np
 from . import machine, page
 
 SHAPE = (256, 64)
-ROUNDS, CALLS = 30, 100  # of each call in turn; the quickest round counts, as other programs only add to it
+ROUNDS, CALLS = 30, 100  # of each call in turn; the quickest round counts, as other programs can only add to the time
 LAUNCH = 4.5
 
 
@@ -45,7 +45,7 @@ def launched(result: Any = None) -> Any:
 
 
 class Data:
-    """The address of an array, apart from those of others."""
+    """The address of an array, away from the addresses of all others."""
 
     __slots__ = ("device_id", "ptr")
     last = 0
@@ -98,7 +98,7 @@ class Array:
         launched()
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> "Array":
-        """Of NumPy's functions on arrays of layers: arrays like this one."""
+        """The result of NumPy's functions on arrays of layers: an array like this one."""
         return empty(self.shape)
 
     def fill(self, value: float) -> None:
@@ -164,7 +164,7 @@ def stand_in() -> ModuleType:
 
 
 def calls() -> dict[str, Callable[[], object]]:
-    """By name, on float32 of 256 rows and 64 columns; with a stand-in for CuPy in its place."""
+    """Return the calls by name, on float32 of 256 rows and 64 columns. CuPy must have been replaced."""
     import bnorm
     import bnorm.functional as F
     from bnorm.kernels import gpu
@@ -211,7 +211,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 def median_of(call: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the median of the seconds of some calls."""
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()

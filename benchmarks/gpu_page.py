@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu_page`: write what was measured on GPUs, the files in results/gpu/, into docs/gpu.md.
 
-There a summary of each device; a page beside each file has all cases.
+docs/gpu.md gets a summary of each device; a page beside each file has all its cases.
 """
 
 import json
@@ -24,7 +24,7 @@ Case = dict[str, Any]
 
 
 def cases(results: Case) -> Iterator[tuple[str, str, Case]]:
-    """Of every case and operation: the line of the summary that it belongs to, its own name, and what was measured."""
+    """Yield for every case and operation its line of the summary, its own name, and what was measured."""
     for row in results["rows"]:
         large = prod(row["shape"]) * ITEMSIZE[row["dtype"]] >= LARGE
         name = NAMES.get(row["kind"], row["kind"].replace("_", " "))
@@ -34,7 +34,7 @@ def cases(results: Case) -> Iterator[tuple[str, str, Case]]:
 
 
 def over_graphs(cells: Case) -> float | None:
-    """How many times as long the faster of PyTorch's graphs takes, if one was timed."""
+    """Return how many times as long the faster of PyTorch's graphs takes, if one was timed."""
     graphs = [cells[key] for key in ("torch as a graph", "torch with cuDNN as a graph") if key in cells]
     times = [took for took in graphs if not isinstance(took, str)]
     return min(times) / cells["bnorm"] if times else None
@@ -45,7 +45,7 @@ def mean_and_least(values: list[float]) -> str:
 
 
 def summary(results: Case, name: str) -> list[str]:
-    """A line for every kind of call: geometric means, with the least in brackets; and where PyTorch is faster."""
+    """Return a line for each kind of call: geometric means, with the least in brackets; and where PyTorch is faster."""
     groups: dict[str, list[Case]] = {}
     losses = []
     for group, case, cells in cases(results):
@@ -70,13 +70,13 @@ def summary(results: Case, name: str) -> list[str]:
 
 
 def every_case(results: Case) -> str:
-    """The page of a device."""
+    """Return the page of a device."""
     rows = [row for row in results["rows"] if "operations" in row]
     return "\n".join([f"# {results['device']}", "", "Written by `python -m benchmarks.gpu_page`.", "", *measured(rows)])
 
 
 def written(folder: Path = FOLDER, page: Path = PAGE) -> dict[Path, str]:
-    """The pages, and their texts: docs/gpu.md with a summary for each file of the folder, and all cases of each."""
+    """Return pages and their texts: docs/gpu.md with a summary of each file in the folder, and a page of each file."""
     found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     lines = [line for path, results in found.items() for line in summary(results, path.stem)]
     text = between(page.read_text(encoding="utf-8"), "measured", "\n".join(["", *lines]))

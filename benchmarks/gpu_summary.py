@@ -10,13 +10,13 @@ from .store import count
 from .text import markdown
 
 PAGE = "summary.md"
-MOST = 8  # failures of a step
-WIDTH = 300  # characters of one
+MOST = 8  # failures of a step that are shown
+WIDTH = 300  # characters of a failure
 Row = dict[str, Any]
 
 
 def page(folder: Path, names: Sequence[str] = ()) -> str:
-    """names: of all steps that were planned."""
+    """Return the page. names: those of all planned steps."""
     ended = {one.name: one for one in read(folder)}
     steps = [ended.get(name, Ended(name, NOT_REACHED)) for name in [*ended, *(n for n in names if n not in ended)]]
     rows = {step.name: lines(folder / f"{step.name}.log") for step in steps}
@@ -74,7 +74,7 @@ def of_step(step: Ended, rows: Sequence[Row]) -> list[str]:
 
 
 def failures(steps: Sequence[Ended], rows: dict[str, list[Row]], folder: Path) -> list[str]:
-    """The first of each step; what a step without rows of its own has said last."""
+    """The first failures of each step; for a step without rows of its own, what it printed last."""
     keys = "test", "kernel", "what", "kind", "shape", "dtype"
     told = []
     for step in steps:
@@ -92,12 +92,12 @@ def failures(steps: Sequence[Ended], rows: dict[str, list[Row]], folder: Path) -
 
 
 def shortened(text: str) -> str:
-    """Its end: the error of a traceback."""
+    """Return the end of a text: for a traceback, the error."""
     return " ".join(text.split())[-WIDTH:]
 
 
 def checked(rows: dict[str, list[Row]]) -> list[str]:
-    """Of every family and type, the largest error in parts of what rounding can do."""
+    """The largest error of every family and type, as a fraction of what rounding can do."""
     families: dict[str, dict[str, list[float]]] = {}
     for row in (row for found in rows.values() for row in found if "family" in row):
         shares = [cell["of bound"] for cell in row.values() if isinstance(cell, dict)]
@@ -113,7 +113,7 @@ def checked(rows: dict[str, list[Row]]) -> list[str]:
 
 
 def measured(rows: Sequence[Row]) -> list[str]:
-    """A line for every case and operation: microseconds, and how many times as long others take."""
+    """Return a line for every case and operation: microseconds, and how many times as long others take."""
     table, untimed = [["", "us", "GB/s", "of a copy", "PyTorch, times as long"]], []
     for row in rows:
         case = f"{row['kind']} {'x'.join(map(str, row['shape']))} {row['dtype']}"

@@ -1,6 +1,6 @@
 """PyTorch's normalizations on the arrays of a case: with cuDNN and without, call by call, as a CUDA graph, compiled.
 
-All of it runs on one stream of its own: a backward runs on the stream that its outputs were made on, and a capture that
+Everything runs on one stream: a backward runs on the stream on which its outputs were made, and a capture that
 meets work of another stream fails (error 906, "capturing stream has unjoined work").
 """
 
@@ -17,7 +17,7 @@ Cells = dict[str, tuple[Callable[[], float], Callable[[], list[Any]]]]  # how to
 
 
 def torch_version() -> str | None:
-    """None where there is no PyTorch with CUDA."""
+    """Return the version; None if there is no PyTorch with CUDA."""
     try:
         import torch
     except ImportError:
@@ -26,12 +26,12 @@ def torch_version() -> str | None:
 
 
 def types(kind: str, dtype: str) -> tuple[str, str]:
-    """Those of x, and of parameters: float32 but for float64, and where rows ask for that of x."""
+    """Return the types of x and of parameters: for rows that of x, for channels float32, or float64 if x has it."""
     return dtype, "float64" if dtype == "float64" else dtype if kind != "batch_norm" else "float32"
 
 
 class Arrays:
-    """Those of a case as PyTorch's, shared with CuPy."""
+    """The arrays of a case as PyTorch's tensors, shared with CuPy."""
 
     def __init__(self, torch: Any, problem: Any, side: Any) -> None:
         case = self.case = problem.case
@@ -50,7 +50,7 @@ class Arrays:
         f, case, affine = self.torch.nn.functional, self.case, self.affine
 
         def normalized(x: Any, training: bool = True) -> Any:
-            if case.kind == "batch_norm":  # neither library moves running statistics here
+            if case.kind == "batch_norm":  # neither library updates running statistics here
                 running = (None, None) if training else self.known
                 return f.batch_norm(x, *running, *affine, training=training, eps=eps)
             if case.kind == "group_norm":
@@ -62,7 +62,7 @@ class Arrays:
 
 
 def torch_calls(problem: Any, eps: float, compiled: bool = False) -> Iterator[tuple[str, Cells]]:
-    """By library. The arrays are CuPy's, shared; parameters are float32 but for float64."""
+    """Yield the calls of each variant of PyTorch. Arrays are shared with CuPy; for types of parameters see `types`."""
     if torch_version() is None:
         return
     import torch
@@ -89,7 +89,7 @@ def compiler(torch: Any) -> Callable[[Any], Any]:
 
     if hasattr(settings, "donated_buffer"):
         settings.donated_buffer = False
-    torch._dynamo.reset()  # else the shapes of other cases are generalized
+    torch._dynamo.reset()  # otherwise it would generalize over the shapes of other cases
     compiled: Callable[[Any], Any] = torch.compile
     return compiled
 
@@ -131,7 +131,7 @@ def cells(arrays: Arrays, forward: Callable[..., Any], graphed: bool) -> Cells:
 
 
 def seconds(torch: Any, side: Any, call: Callable[[int], Any], sets: int, graphed: bool) -> float:
-    """Per call, the median. `side` is the stream that the outputs of a backward were made on."""
+    """Return the median seconds of a call. `side` is the stream on which the outputs of a backward were made."""
     with torch.cuda.stream(side):
         for i in range(sets):
             call(i)
@@ -161,7 +161,7 @@ def elapsed(torch: Any, stream: Any, run: Callable[[], Any]) -> float:
 
 
 def layout(case: Any, t: Any) -> Any:
-    """The block of a case as PyTorch wants it."""
+    """Return the block of a case in the shape that PyTorch needs."""
     if case.kind in ("layer_norm", "rms_norm"):
         return t.reshape(case.shape[0], case.shape[2])
     if case.kind == "group_norm":

@@ -24,13 +24,13 @@ from .timing import seconds
 PACKAGES = {"polars": "polars", "pandas": "pandas", "scikit-lego": "sklego"}
 HEADS = ["groups", "rows", "bnorm", *PACKAGES, "moments"]
 FEATURES = 8
-PART = 50  # scikit-lego gets one in so many groups, with all of its rows, if at least 20 are left
+PART = 50  # scikit-lego gets one in this many groups, with all of its rows, if at least 20 groups are left
 NAMES = [f"x{i}" for i in range(FEATURES)]
 Call = Callable[[], Any]
 
 
 def best(call: Call, rounds: int) -> float:
-    """The quickest of some calls; the garbage of one is not collected in the next."""
+    """Return the time of the quickest of some calls; the garbage of one is not collected in the next."""
     took = []
     for _ in range(rounds):
         gc.collect()
@@ -39,7 +39,7 @@ def best(call: Call, rounds: int) -> float:
 
 
 def polars_call(x: np.ndarray, key: np.ndarray) -> tuple[Call, Any]:
-    """The z-scores by polars' window expressions, and its table."""
+    """Return a call that computes z-scores by polars' window expressions, and its table."""
     import polars as pl
 
     table = pl.DataFrame({"key": key} | {name: x[:, i] for i, name in enumerate(NAMES)})
@@ -49,7 +49,7 @@ def polars_call(x: np.ndarray, key: np.ndarray) -> tuple[Call, Any]:
 
 
 def pandas_call(x: np.ndarray, key: np.ndarray) -> tuple[Call, Any]:
-    """The z-scores by groupby and transform, as its documentation does it, and its table."""
+    """Return a call that computes z-scores by groupby and transform, as in pandas' documentation, and its table."""
     import pandas as pd
 
     table = pd.DataFrame(np.asfortranarray(x), columns=NAMES, copy=False)
@@ -63,7 +63,7 @@ def pandas_call(x: np.ndarray, key: np.ndarray) -> tuple[Call, Any]:
 
 
 def lego_call(x: np.ndarray, key: np.ndarray) -> Call:
-    """scikit-lego's estimator of one scaler for each group."""
+    """Return a call of scikit-lego's estimator, which has a scaler for each group."""
     import pandas as pd
     from sklearn.preprocessing import StandardScaler
     from sklego.meta import GroupedTransformer
@@ -74,7 +74,7 @@ def lego_call(x: np.ndarray, key: np.ndarray) -> Call:
 
 
 def measured(rows: int, groups: int, way: str, rounds: int, some: Sequence[str]) -> list[str]:
-    """The line of one kind of codes. A cell has the time of a library, and that in times of ours for the same table."""
+    """Return a line of the table. A cell has the time of a library, and its ratio to ours for the same table."""
     from bnorm import GroupedTransformer
     from bnorm.kernels import cpu
     from bnorm.kernels.cpu import groups as kernels
@@ -107,7 +107,7 @@ def measured(rows: int, groups: int, way: str, rounds: int, some: Sequence[str])
 
 
 def beside(call: Call, own: Call, rounds: int, turns: int = 2) -> tuple[float, float]:
-    """The seconds of another library's call and of ours, by turns."""
+    """Return the seconds of another library's call and of ours, measured in turns."""
     theirs = mine = float("inf")
     for _ in range(turns):
         mine = min(mine, best(own, rounds))
@@ -116,9 +116,9 @@ def beside(call: Call, own: Call, rounds: int, turns: int = 2) -> tuple[float, f
 
 
 def agree(call: Call, ours: Any, table: Any) -> None:
-    """AssertionError unless another library has our results."""
+    """Raise AssertionError unless another library has our results."""
     right = np.asarray(call())[:1000]
-    several = np.isfinite(right)  # they divide 0 by 0 where a group has one row
+    several = np.isfinite(right)  # for a group of one row they divide 0 by 0
     np.testing.assert_allclose(ours.fit(table).transform(table)[:1000][several], right[several], atol=1e-9)
 
 

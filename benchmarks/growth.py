@@ -20,7 +20,7 @@ Point = tuple[int, dict[str, float]]  # N or C, and the milliseconds of each ope
 
 
 def curves(ours: Local, threads: int) -> dict[str, list[Point]]:
-    """Of bnorm, float32, into memory that is there already."""
+    """Measure bnorm with float32, into memory that is allocated already."""
     return {
         "N": [(n, _point(ours, threads, n, 32)) for n in SAMPLES if 4 * 4 * 32 * n < free_memory()],
         "C": [(c, _point(ours, threads, 1024, c)) for c in CHANNELS],
@@ -33,7 +33,7 @@ def _point(ours: Local, threads: int, n: int, c: int) -> dict[str, float]:
 
 
 def stream(library: Local) -> list[int]:
-    """The most memory that the process has had, in KiB: before the first batch, and after each one."""
+    """Return the peak memory of the library's process in KiB: before the first batch, and after each one."""
     try:
         return library.apply(peaks, library.module, *STREAM)
     finally:
@@ -41,7 +41,7 @@ def stream(library: Local) -> list[int]:
 
 
 def peaks(module: str, batches: int, rows: int, columns: int) -> list[int]:
-    """In a process of its own. The batches follow each other in one array."""
+    """Measure in a process of its own. All batches are in the same array, one after the other."""
     data = Data(Case("scaler", (rows, columns)))
     scaler = adapters.load(module).adapters["scaler"](data)
     rng, found = np.random.default_rng(0), [most_memory()]
@@ -53,14 +53,14 @@ def peaks(module: str, batches: int, rows: int, columns: int) -> list[int]:
 
 
 def most_memory() -> int:
-    """KiB, so far."""
+    """Return the peak memory of this process so far, in KiB."""
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
 
 
 def report(growth: dict[str, Any]) -> str:
-    """Both, as plain text."""
+    """Return curves and memory as plain text."""
     lines = []
     for axis, curve in growth["curves"].items():
         fixed = "C = 32" if axis == "N" else "N = 1024"

@@ -1,4 +1,4 @@
-"""What limits the speed? `python -m benchmarks.limits`: each goal, what was measured, and the most that there could be.
+"""What limits the speed? `python -m benchmarks.limits`: each goal, what was measured, and the most that is possible.
 
 Everything in one run, float32, on all threads. --save writes the table into docs/performance.md, in the place of this
 machine. Four to eight minutes.
@@ -37,7 +37,7 @@ OF_PLAIN = 1.5
 
 
 def over_peers(rows: Sequence[Row]) -> list[list[str]]:
-    """Geometric means of a peer's time over ours, and over that of traffic.c."""
+    """Return geometric means of a peer's time over ours, and over that of traffic.c."""
     lines = []
     for words, what in GROUPS.items():
         aim, peer = AIMS[what], words.rpartition("× ")[2]
@@ -49,7 +49,7 @@ def over_peers(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def of_copy(rows: Sequence[Row]) -> list[list[str]]:
-    """The speed of the least bytes over that of a copy."""
+    """Return the speed of the least bytes over that of a copy."""
     lines = []
     for row in rows:
         aim = AIMS.get(f"{row['operation']}, out=, of the roofline")
@@ -63,12 +63,12 @@ def of_copy(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def microseconds(call: Callable[[], object], times: int) -> float:
-    """The median of 15 samples of so many calls."""
+    """Return the median of 15 samples of this many calls, in microseconds per call."""
     return 1e6 * median(seconds(call, times) for _ in range(15))
 
 
 def of_calls(times: int = 2000) -> list[list[str]]:
-    """A small call of a layer, and its compiled part with the results that it makes."""
+    """Measure a small call of a layer, and its compiled part, which includes making the results."""
     x, layer = np.random.default_rng(0).standard_normal((32, 64), dtype=np.float32), bnorm.BatchNorm1d(64)
     gamma, beta, mean, var = np.ones(64), np.zeros(64), np.zeros(64), np.ones(64)
     layer(x)
@@ -86,8 +86,8 @@ def of_calls(times: int = 2000) -> list[list[str]]:
 
 
 def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED, seconds: float = 2.0) -> list[list[str]]:
-    """Moments with weights over plain ones, beside plain ones and a pass that only reads the weights; on one thread."""
-    from .adapters import traffic  # which compiles
+    """Measure moments with weights over plain ones; and plain ones plus a pass that only reads the weights."""
+    from .adapters import traffic  # here, as it compiles traffic.c
 
     every, lines = bnorm.get_num_threads(), []
     bnorm.set_num_threads(1)

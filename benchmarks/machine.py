@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """Those this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -20,7 +20,7 @@ def processor() -> str:
 
 
 def named_in(cpuinfo: str) -> str | None:
-    """The processor's name. Where a virtual machine hides AMD's model, the family tells at least the generation: 25 is
+    """Return the processor's name. If a virtual machine hides AMD's model, the family tells the generation: 25 is
     Zen 4, 26 Zen 5.
     """
     found = dict(re.findall(r"^(model name|cpu family)[ \t]*:[ \t]*(.+?)[ \t]*$", cpuinfo, re.MULTILINE))
@@ -41,20 +41,20 @@ def facts(simd: str) -> dict[str, object]:
 
 
 def free_memory() -> float:
-    """Bytes that can be had without swapping, as far as the system says so."""
+    """Return the bytes that can be allocated without swapping; infinity if the system does not say."""
     info = Path("/proc/meminfo")
     found = re.search(r"^MemAvailable:\s*(\d+) kB", info.read_text(), re.MULTILINE) if info.exists() else None
     return 1024.0 * int(found[1]) if found else inf
 
 
 def file_name() -> str:
-    """One per machine: amd-epyc-family-26-2-cores.json."""
+    """Return a file name for this machine, such as amd-epyc-family-26-2-cores.json."""
     words = re.sub(r"\((R|TM)\)|[^A-Za-z0-9]+", " ", processor()).lower().split()
     return "-".join([*words, str(cores()), "cores"]) + ".json"
 
 
 class Others:
-    """What other processes take of the machine, in cores, since this was made. Linux only; elsewhere None."""
+    """How many cores other processes have used since this object was made. On Linux; elsewhere None."""
 
     QUIET = 0.1
 
@@ -62,7 +62,7 @@ class Others:
         self.start = self._now()
 
     def cores(self) -> float | None:
-        """Without this process and its children that have ended."""
+        """Return the cores, without those of this process and of its children that have ended."""
         now = self._now()
         if self.start is None or now is None:
             return None
@@ -71,7 +71,7 @@ class Others:
 
     @classmethod
     def said(cls, busy: float | None) -> str:
-        """What a page says of it, behind another sentence: nothing, if it is little."""
+        """Return what a page says about it after another sentence: nothing, if it is little."""
         if busy is not None and busy <= cls.QUIET:
             return ""
         return f" Other programs took {'some' if busy is None else busy} of the cores meanwhile."

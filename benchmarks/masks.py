@@ -2,8 +2,8 @@
 
     python -m benchmarks.masks [--match TEXT] [--seconds S]
 
-A line has the best of many times of each, taken in turn in one process, on one thread and on all. What is above
-GOAL has a dash.
+A line has the best of many times of each, taken in turn in one process, on one thread and on all. Ratios above GOAL
+have a dash.
 """
 
 import argparse
@@ -27,7 +27,7 @@ KINDS = ["mask", "uint8", "weights", "half-life"]
 
 
 def calls(x: ndarray) -> dict[str, Callable[[], object]]:
-    """Plain moments of x, and those with each kind of weight; rows fade in a transformer, tables only."""
+    """Return calls of plain moments, and of those with each kind of weight; rows fade in a transformer, for tables."""
     rng = np.random.default_rng(1)
     of_positions = x.shape[:1] + x.shape[2:]
     weight = np.resize(rng.random(100_003), of_positions)

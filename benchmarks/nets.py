@@ -1,4 +1,4 @@
-"""What nets ask of norms beside x: a residual beside an addition and a norm, and a mask beside none.
+"""Further arguments of norms in nets: a residual, beside an addition and a norm; and a mask, beside none.
 
     python -m benchmarks.nets [--quick] [--threads N]
 
@@ -30,12 +30,12 @@ MASKED = [  # (N, C, L) or (N, C, H, W), and the groups
 
 
 def milliseconds(calls: list[Call], rounds: int, least: float) -> list[float]:
-    """Of each call, the quickest."""
+    """Return the quickest time of each call."""
     return [1e3 * took for took in quickest_of_rounds(dict(enumerate(calls)), rounds, least).values()]
 
 
 def residual(shape: tuple[int, int], rounds: int, least: float) -> list[str]:
-    """Layer norm with a residual, and its backward with dh; and the same by additions of NumPy."""
+    """Measure layer norm with a residual, and its backward with dh; and the same by additions of NumPy."""
     rng = np.random.default_rng(0)
     x, r, dy, dh = (rng.standard_normal(shape, dtype=np.float32) for _ in range(4))
     options: Any = {"gamma": np.ones(shape[1]), "beta": np.zeros(shape[1]), "normalized_shape": shape[1]}
@@ -58,7 +58,7 @@ def residual(shape: tuple[int, int], rounds: int, least: float) -> list[str]:
 
 
 def masked(shape: tuple[int, ...], groups: int, rounds: int, least: float) -> list[str]:
-    """Group norm and its backward with a third of each sample padded, and without a mask."""
+    """Measure group norm and its backward with a third of the positions padded, and without a mask."""
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal(shape, dtype=np.float32) for _ in range(2))
     positions = int(np.prod(shape[2:]))
@@ -75,7 +75,7 @@ def masked(shape: tuple[int, ...], groups: int, rounds: int, least: float) -> li
 
 
 def columns(times: list[float]) -> list[str]:
-    """Both times, and the second over the first."""
+    """Return both times, and the second over the first."""
     return [*(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}"]
 
 

@@ -33,7 +33,7 @@ def quietly() -> Iterator[None]:
 
 
 def calls(x: np.ndarray) -> dict[str, Call]:
-    """What updates statistics by x and normalizes it, by name."""
+    """Return calls that update statistics by x and normalize it, by name."""
     shape = x.shape[1:] or x.shape
     batch = x.reshape(-1, *shape)
     ours, clipped = bnorm.RunningNorm(shape), bnorm.RunningNorm(shape, clip=10.0)
@@ -63,7 +63,7 @@ def calls(x: np.ndarray) -> dict[str, Call]:
 
 
 def environments(steps: int) -> list[list[str]]:
-    """A step of eight CartPoles behind each wrapper, less one without, and the error of the statistics."""
+    """Measure a step of eight CartPoles without a wrapper and behind each, and the error of the statistics."""
     import gymnasium
     from gymnasium.vector import SyncVectorEnv
 
@@ -99,7 +99,7 @@ def environments(steps: int) -> list[list[str]]:
 
 
 def first_batch() -> list[list[str]]:
-    """The variance after one batch of eight values around 50, and after one of a level of 1e4."""
+    """Return the variance after one batch of eight values, around 50 and around 1e4."""
     rows = []
     for level in (50.0, 1e4):
         x = np.random.default_rng(0).normal(level, 1, (8, 1)).astype(np.float32)

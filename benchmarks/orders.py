@@ -2,9 +2,9 @@
 
     python -m benchmarks.orders
 
-Each library computes the variance of one float32 column, whose rows come in ORDERS orders, cut into batches where it
-learns from batches. Counted are the different answers, to the bit, and how far the furthest two are apart, in units of
-the last place of float64.
+Each library computes the variance of one float32 column, whose rows come in ORDERS orders, cut into batches if it
+learns from batches. The table counts the answers that differ in any bit, and says how far the furthest two are apart,
+in units of the last place of float64.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ ROWS, ORDERS, BATCHES = 20_000, 20, 7
 
 
 def orders() -> Iterator[list[ndarray]]:
-    """The column as batches: its rows in some order, cut somewhere."""
+    """Yield the column as batches: its rows in a random order, cut at random places."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(ROWS) * np.exp(rng.standard_normal(ROWS)) + 100).astype(np.float32)
     for _ in range(ORDERS):
@@ -120,7 +120,7 @@ LIBRARIES = {
 
 
 def exact(batches: list[ndarray]) -> float:
-    """The answer, rounded once."""
+    """Return the exact variance, rounded once."""
     values = [Fraction(v) for v in np.concatenate(batches).tolist()]
     mean = sum(values) / len(values)
     return float(sum((v - mean) ** 2 for v in values) / len(values))

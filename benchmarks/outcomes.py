@@ -1,7 +1,7 @@
-"""A plugin of pytest that prints what has become of every test at once, as JSON: `pytest -p benchmarks.outcomes`.
+"""A plugin of pytest that prints the outcome of every test at once, as JSON: `pytest -p benchmarks.outcomes`.
 
-Whatever ends the run, the failures until then are known, and the test that it was in. A run that has skipped all of its
-tests has not tested anything: it fails.
+Whatever ends the run, the failures until then are known, and the test that was running. A run that has skipped all of
+its tests has tested nothing, and fails.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-OUT = os.dup(1)  # before pytest catches what is printed
+OUT = os.dup(1)  # before pytest captures what is printed
 NOTHING = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
@@ -22,7 +22,7 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" and report.passed:
-            return  # set up and torn down
+            return  # a setup or a teardown
         self.ran += not report.skipped
         found = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
         if report.failed:

@@ -11,14 +11,14 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def saved(text: str, name: str, table: Sequence[Sequence[str]], what: str, busy: float | None) -> str:
-    """The text of a page with a table, and what it is of, between the markers of that name."""
+    """Return the text of a page with a table, and what was measured, between the markers of that name."""
     here = machine.facts("")
     head = f"{what}, on {here['processor']}, {here['cores']} cores, {here['date']}.{machine.Others.said(busy)}"
     return between(text, name, "\n".join(["", head, "", *markdown(table), ""]))
 
 
 def expect(page: str, name: str) -> None:
-    """SystemExit unless a page has a place of that name: before the work, not after it."""
+    """Raise SystemExit unless a page has markers of that name. Called before the work, not after it."""
     try:
         between((DOCS / page).read_text(encoding="utf-8"), name, "")
     except ValueError as error:
@@ -32,7 +32,7 @@ def save(page: str, name: str, table: Sequence[Sequence[str]], what: str, busy: 
 
 
 def others_now() -> float | None:
-    """What other processes take of the machine, in cores, while this one waits for a second.
+    """Return how many cores other processes use while this one waits for a second.
 
     For benchmarks whose own work is done by processes that are not their children.
     """

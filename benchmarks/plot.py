@@ -1,4 +1,4 @@
-"""The README's picture, ratios.png, and one PNG per machine: the ratios by shape, the growth of cost. matplotlib's."""
+"""The README's picture, ratios.png, and one PNG per machine with the ratios by shape and the growth of cost."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -33,7 +33,7 @@ def draw_all(all_results: Mapping[str, Results], folder: Path) -> None:
             draw_summary(list(all_results.values()), folder / "ratios.png")
 
 
-BARS = {  # of the README's picture: what it says, and the lines of the tables that it unites
+BARS = {  # of the README's picture: the label, and the lines of the tables that the bar unites
     "batch norm, training": ["batch norm, training"],
     "batch norm, inference": ["batch norm, inference"],
     "batch norm, backward": ["batch norm, backward"],
@@ -46,7 +46,7 @@ BARS = {  # of the README's picture: what it says, and the lines of the tables t
 
 
 def draw_summary(machines: Sequence[Results], path: Path) -> None:
-    """A bar for each of BARS: the geometric mean over all shapes and machines, float32 on all threads."""
+    """Draw a bar for each of BARS: the geometric mean over all shapes and machines, float32 on all threads."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 2.6), layout="constrained")
@@ -83,7 +83,7 @@ def draw_summary(machines: Sequence[Results], path: Path) -> None:
 
 
 def _span(values: Sequence[float]) -> str:
-    """From the least to the most, in a few letters."""
+    """Return the least and the greatest value as a short text."""
     low, high = f"{min(values):.1f}", f"{max(values):.1f}"
     return low if low == high else f"{low} to {high}"
 
@@ -121,7 +121,7 @@ def _write(figure: Any, path: Path) -> None:
 
 
 def _ratios(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """A line for every shape, a colour for every peer, a mark for every operation. Right of 1 the peer took longer."""
+    """Draw a line for every shape, a color for every peer, a mark for every operation. Right of 1 bnorm was faster."""
     place = {name: -i for i, name in enumerate(names)}
     for peer, colour in COLOURS.items():
         found = [(ratio(row, peer), row) for row in rows if peer in row["ms"]]

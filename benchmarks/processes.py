@@ -1,9 +1,9 @@
 """A library in a process of its own, and every case in a fresh copy of it.
 
-Two libraries in one process are in each other's way: their threads, and where the memory of a fresh result comes from,
-which depends on what the process allocated before. So each library has a process that imports it and does nothing
-else; for a case that process forks, the child does the work and ends. Importing PyTorch again for every case would take
-longer than the measurements. Where there is no safe fork (macOS, Windows) the process itself does the work.
+Two libraries in one process would disturb each other: by their threads, and by the memory that they allocate, which
+decides where the memory of a later result comes from. So each library has a process that only imports it. For a case
+this process forks, and the child does the work and ends: importing PyTorch again for every case would take longer than
+the measurements. Where fork is not safe (macOS, Windows) the process itself does the work.
 
 Questions and answers are pickled, over the process's standard input and output. The child uses those of its parent,
 which waits for it meanwhile.
@@ -29,7 +29,7 @@ FORKS = sys.platform == "linux"
 
 
 class Remote(Local):
-    """As Local, elsewhere. An error there is one here."""
+    """As Local, in another process. An error there is raised here."""
 
     def __init__(self, module: str) -> None:
         super().__init__(module)
@@ -85,8 +85,8 @@ class Remote(Local):
 def serve(name: str) -> None:
     """Answer until the input ends."""
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is no answer
-    warnings.simplefilter("ignore")  # those of peers; JAX has one about every fork
+    os.dup2(2, 1)  # what the library prints must not look like an answer
+    warnings.simplefilter("ignore")  # of the peers: JAX warns of every fork
 
     def answer(value: object, failed: bool = False) -> None:
         pickle.dump((failed, value), answers)

@@ -1,4 +1,4 @@
-"""Write the demo and the table of errors in README.md, from saved results: `python -m benchmarks.readme`.
+"""Write the demo and the table of errors into README.md, from saved results: `python -m benchmarks.readme`.
 
 It is the only author of both. With --save it runs `bnorm demo` and `benchmarks.wrong_answers` first, and saves what
 they say in results/readme/; the demo wants a quiet machine.
@@ -24,11 +24,11 @@ from .text import between, markdown
 
 PAGE = Path(__file__).parents[1] / "README.md"
 DEMO, ANSWERS = (RESULTS / "readme" / name for name in ("demo.json", "answers.json"))
-FILES = ("state ", "output ", "picture ")  # how the lines begin that say where the demo has put its files
+FILES = ("state ", "output ", "picture ")  # beginnings of the lines that say where the demo has put its files
 
 
 def demo_block(saved: Mapping[str, Any]) -> str:
-    """What the demo printed, without the features in the middle of its table; and where that was."""
+    """Return what the demo printed, without the features in the middle of its table; and on which machine."""
     lines = saved["printed"]
     first = next(i for i, line in enumerate(lines) if line.startswith("feature ")) + 1
     last = lines.index("", first) - 1
@@ -38,7 +38,7 @@ def demo_block(saved: Mapping[str, Any]) -> str:
 
 
 def table_of_errors(saved: Sequence[Mapping[str, Any]]) -> str:
-    """The largest error of each library that normalized the column: ours first, then the best."""
+    """Return the largest error of each library that normalized the column: ours first, then by their size."""
     found = [answer for answer in saved if answer["right"] == 0]
     found.sort(key=lambda a: (not a["library"].startswith("bnorm "), a["got"]))
     rows = [[f"{a['library']}, {_asked(a['asked'])}", _plain(a["got"])] for a in found]
@@ -46,13 +46,13 @@ def table_of_errors(saved: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _asked(text: str) -> str:
-    """Only the name of what was asked, and the type of the result, where it is said: `BatchNorm1d`."""
+    """Return only the name of what was asked, such as `BatchNorm1d`, and the type of the result if it is given."""
     name = re.match(r"`[\w.]+?(?=\(|\.fit_transform|`)", text)
     return f"{name[0] if name else text}`{', in float64' if text.endswith('in float64') else ''}"
 
 
 def _plain(value: float) -> str:
-    """A number without an exponent, with a digit, or two from 10 on."""
+    """Return a number without an exponent, with one digit, or two from 10 on."""
     return np.format_float_positional(value, precision=2 if value >= 10 else 1, fractional=False, trim="-")
 
 
@@ -61,7 +61,7 @@ def _word(n: int) -> str:
 
 
 def written(page: str) -> str:
-    """The page with both blocks as the saved results have them."""
+    """Return the page with both blocks from the saved results."""
     page = between(page, "demo", demo_block(_read(DEMO)))
     return between(page, "errors", table_of_errors(_read(ANSWERS)))
 

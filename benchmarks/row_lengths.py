@@ -1,6 +1,6 @@
 """Are short rows fast too? `python -m benchmarks.row_lengths`: PyTorch's time over bnorm's, by the length of a row.
 
-Layer, RMS, group and instance norm of arrays of equal size and more and more values in a row, on one thread and on all.
+Layer, RMS, group and instance norm of arrays of equal size, with more and more values in a row, on one and all threads.
 Each result is compared with float64 first. --save keeps the tables in results/.
 """
 
@@ -24,28 +24,28 @@ from .timing import Effort, Local, Row, measure
 
 LENGTHS = [8, 16, 17, 33, 64, 100, 128, 255, 512, 768, 1000, 4096]
 KINDS = ("layer", "rms", "group", "instance")
-SIZES = [256, 16384]  # KiB: in the second-level cache, and in none that is near
+SIZES = [256, 16384]  # KiB of an array: one is in the second-level cache, the other is too large for it
 CHANNELS = 32  # of instance norm, at most
-# Where a process has its arrays decides up to a third of a time: several have a say.
+# Where a process has its arrays decides up to a third of a time, so several processes are measured.
 EFFORT = Effort(processes=3, rounds=3, least=2, budget=0.1, sample=0.002, samples=2)
 PEER = "PyTorch"
 LABELS = {"": "fresh", " out=": "out="}
 
 
 def case_of(kind: str, length: int, values: int) -> Case:
-    """An array of about so many values, with rows of this length."""
+    """Return the case of an array of about this many values, with rows of this length."""
     rows = max(1, values // length)
     if kind == "instance":
         channels = min(CHANNELS, rows)
         return Case(kind, (rows // channels, channels, length, 1))
-    if kind == "group":  # as few channels in a group as divide it, eight groups in a sample
+    if kind == "group":  # the fewest channels in a group, two or more, that divide it; eight groups in a sample
         few = next(n for n in range(2, length + 1) if length % n == 0)
         return Case(kind, (max(1, rows // 8), 8 * few, length // few, 1), groups=8)
     return Case(kind, (rows, length))
 
 
 def ratio(row: Row, label: str) -> float:
-    """How many times as long as ours PyTorch takes; to memory that is there, which it cannot write to, with a copy."""
+    """Return PyTorch's time over ours. With out=, which PyTorch lacks, ours is compared with its fresh result."""
     took = row["ms"]
     return took[PEER][1] / took[adapters.OURS + label][1]
 
@@ -59,7 +59,7 @@ def run(
     process: Callable[[str], Local] = Remote,
     effort: Effort = EFFORT,
 ) -> list[tuple[int, Row]]:
-    """The rows that `measure` has for every length."""
+    """Return the rows of `measure` for every length."""
     found = []
     with ExitStack() as stack:
         libraries = [stack.enter_context(process(name)) for name in (adapters.OURS, "torch")]
@@ -73,7 +73,7 @@ def run(
 
 
 def table(found: Sequence[tuple[int, Row]]) -> list[list[str]]:
-    """A line for every length, a column for operation, threads and where the result goes."""
+    """Return a line for every length, with a column for each operation, number of threads, and fresh or out=."""
     columns: dict[str, dict[int, float]] = {}
     for length, row in found:
         for label, words in LABELS.items():
@@ -87,7 +87,7 @@ def table(found: Sequence[tuple[int, Row]]) -> list[list[str]]:
 
 
 def narrow(lines: Sequence[Sequence[str]]) -> list[str]:
-    """For a screen of 100 columns: one word of a heading below the other."""
+    """Return lines for a screen of 100 columns: the words of a heading are below each other."""
     heads = [head.split() for head in lines[0]]
     return aligned([*([words[i] for words in heads] for i in range(3)), *lines[1:-1], ["mean", *lines[-1][1:]]], 0)
 

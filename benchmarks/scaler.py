@@ -37,7 +37,7 @@ def tables() -> dict[str, Any]:
 
 
 def check(x: Any) -> None:
-    """That both say the same."""
+    """Check that both libraries give the same results."""
     theirs, ours = (kind(with_mean=not sparse.issparse(x)).fit(x) for kind in SCALERS.values())
     tolerance = 1e-4 if x.dtype == np.float32 else 1e-9
     np.testing.assert_allclose(ours.var_, theirs.var_, rtol=tolerance)

@@ -6,13 +6,13 @@ from math import prod
 import numpy as np
 
 EPS = 1e-5
-# Times the array: the least that each operation reads and writes, the whole array being in no cache before or after.
+# The least that each operation reads and writes, in times of the array, which is in no cache before or after.
 CHANNEL_PASSES = {
     "forward": 3,  # x for the statistics, x again, y
     "inference": 2,  # x, y
     "backward": 5,  # x and dy for the sums, x and dy again, dx
 }
-ROW_PASSES = {  # a row of these is short, and in a cache when it is read again
+ROW_PASSES = {  # a row of these norms is short, and still in a cache when it is read again
     "forward": 2,  # x, y
     "backward": 3,  # x, dy, dx
 }
@@ -24,12 +24,12 @@ PASSES = {
     "instance": ROW_PASSES,
     "scaler": {"fit": 1, "partial_fit": 1, "transform": 2, "inverse": 2},
 }
-POOL = 1048583  # random values, repeated in long arrays. A prime: what repeats falls into other places
+POOL = 1048583  # random values, repeated in long arrays; a prime, so that repetitions are not aligned with rows
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of normalization of N, C and what follows. channels_last: channels next to each other in memory."""
+    """A kind of normalization, and sizes N, C, ... of x. channels_last: channels are next to each other in memory."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -93,7 +93,7 @@ NAMED = [
     *ROWS,
     *SCALER,
 ]
-# Of the same kinds, between and beyond: what was tuned for the shapes above only is seen here.
+# Of the same kinds, between and beyond the shapes above: they show what was tuned only for those.
 OTHER = [
     batch(37, 7),
     batch(500, 33),
@@ -119,7 +119,7 @@ OTHER = [
 
 
 class Data:
-    """Arrays of one case, the same for every library. Vectors are float64, and rounded by who wants them rounded."""
+    """Arrays of one case, the same for every library. Vectors are float64; libraries may round them."""
 
     def __init__(self, case: Case, dtype: str = "float32") -> None:
         self.case, self.sizes, self.groups = case, case.sizes, case.groups
@@ -132,7 +132,7 @@ class Data:
             self.gamma, self.beta = rng.uniform(0.5, 2, channels), rng.standard_normal(channels)
         elif case.kind == "rms":
             self.gamma = rng.uniform(0.5, 2, channels)
-        # For inference: not those of this batch, so that who uses the batch's by mistake is found out.
+        # For inference: not those of this batch, so that using the batch's by mistake is noticed.
         self.mean, self.var = rng.uniform(0.5, 1.5, channels), rng.uniform(3, 5, channels)
 
     def _array(self, rng: np.random.Generator, dtype: str, scale: float, shift: float) -> np.ndarray:
@@ -143,5 +143,5 @@ class Data:
         return np.moveaxis(np.resize(pool.astype(dtype, copy=False), (n, *space, channels)), -1, 1)
 
     def channel(self, vector: np.ndarray) -> np.ndarray:
-        """A vector of C values as an array that NumPy broadcasts against x."""
+        """Return a vector of C values as an array that NumPy broadcasts against x."""
         return vector.reshape(-1, *[1] * (len(self.sizes) - 2))

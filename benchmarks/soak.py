@@ -1,12 +1,12 @@
 """Endurance: `python -m benchmarks.soak [--minutes 20] [--scale 1.0] [PART ...]`.
 
-    memory    calls of every kind for so many minutes: Python's objects, the C heap and the buffers of large results
-              stay flat to 1 MB over the last half
+    memory    calls of every kind for this many minutes: Python's objects, the C heap and the buffers of large results
+              grow by no more than 1 MB over the last half
     drift     100,000 partial_fit calls of data that drift, against exact sums and against long double
     window    a window that slides over 10,000,000 rows, against fresh fits of the rows in it
     groups    1,000,000 groups that come and go, against the rows of some of them
 
-It ends with an error if one of them is outside of its bound. --scale: of all numbers but the minutes.
+It ends with an error if a part is outside its bounds. --scale multiplies all numbers except the minutes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Heap(ctypes.Structure):
 
 
 def heap() -> int:
-    """Bytes of the C heap in use; 0 where nobody says."""
+    """Return the bytes of the C heap in use; 0 if they are not known."""
     try:
         info = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):
@@ -51,7 +51,7 @@ def heap() -> int:
 
 
 def memory_of(scene: Callable[[int], None], seconds: float) -> dict[str, int]:
-    """How much each kind of memory has grown over the last half of the time."""
+    """Return how much each kind of memory has grown over the last half of the time, and the number of calls."""
     begun, i, found = time.monotonic(), 0, []
     while time.monotonic() - begun < seconds or len(found) < SAMPLES:
         until = begun + seconds * (len(found) + 1) / SAMPLES
@@ -68,7 +68,7 @@ def memory_of(scene: Callable[[int], None], seconds: float) -> dict[str, int]:
 
 
 def everyday(folder: Path) -> Callable[[int], None]:
-    """One round of calls of every kind. What it keeps has a bound."""
+    """Return a function that makes one round of calls of every kind. What it keeps is bounded."""
     rng = np.random.default_rng(0)
     nets = [bnorm.BatchNorm1d(16, momentum=None), bnorm.LayerNorm(16), bnorm.GroupNorm(4, 16), bnorm.RMSNorm(16)]
     rn, window = bnorm.RunningNorm(16, halflife=100.0), bnorm.BatchNormTransformer(window=500)
@@ -80,7 +80,7 @@ def everyday(folder: Path) -> Callable[[int], None]:
         for layer in nets:
             layer.backward(layer(x) * np.asarray(0.5, x.dtype))
             layer.zero_grad()
-        large = np.resize(x, (3000 + i % 50 * 20, 256))  # results of it come from the buffers
+        large = np.resize(x, (3000 + i % 50 * 20, 256))  # its results come from the buffers
         F.backward(*F.batch_norm(large))
         rn(x)
         for t in (window, stream):
@@ -115,7 +115,7 @@ def memory(scale: float, minutes: float) -> None:
 
 
 def within(part: str, t: Any, mean: Any, var: Any) -> float:
-    """The largest error: of a mean in standard deviations, of a variance as a share of it. 1e-11 is allowed."""
+    """Return the largest error: of means in standard deviations, of variances relative to them. 1e-11 is allowed."""
     errors = [np.abs(t.mean_ - mean) / np.sqrt(var), np.abs(t.var_ - var) / var]
     worst = float(np.max(errors))
     if not worst <= 1e-11:

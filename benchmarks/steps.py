@@ -1,8 +1,8 @@
 """Steps of a run that may be cut off at any moment: commands, one after the other, each with a time limit of its own.
 
-What a command prints goes to a file of the folder as it comes, and a line there says when a step begins and how it
-ends; so that whatever ends this process, what was reached is there. A command that takes too long is interrupted, as
-by Ctrl-C, so that it can still say what it knows, and killed if it does not end.
+What a command prints goes to a file of the folder at once, and a journal there has a line when a step begins and when
+it ends. So whatever ends this process, its results so far are there. A command that takes too long is interrupted, as
+by Ctrl-C, so that it can still print what it knows, and killed if it does not end.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 JOURNAL = "steps.jsonl"
 ROOT = Path(__file__).parents[1]
-GRACE = 10.0  # seconds between an interrupt and the end of who does not listen to it
+GRACE = 10.0  # seconds between an interrupt and a kill, for a command that does not end
 TICK = 0.05  # seconds between two looks at a command
 PASSED, FAILED, CUT_OFF, SKIPPED, NOT_REACHED = "passed", "failed", "cut off", "skipped", "not reached"
 RUNNING, INTERRUPTED = "running", "interrupted"
@@ -49,9 +49,9 @@ def run(
     after: Callable[[], None],
     environment: Mapping[str, str] | None = None,
 ) -> list[Ended]:
-    """Every step as far as the seconds go. `after` is called after every step.
+    """Run every step, as long as the seconds last. `after` is called after every step.
 
-    An interrupt or a signal to end also interrupts the step, and ends the run with what was reached.
+    An interrupt, or a signal to end, also interrupts the step, and ends the run with the results so far.
     """
     end, ended = time.monotonic() + seconds, list[Ended]()
     with signals_as_interrupts():
@@ -89,7 +89,7 @@ def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, st
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # with all that it starts; and a Ctrl-C is for this process, which passes it on
+            start_new_session=True,  # with all that it starts; and Ctrl-C is for this process, which passes it on
         )
         try:
             if not wait(process, printed, start + limit):
@@ -108,7 +108,7 @@ def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, st
 
 
 def wait(process: subprocess.Popen[bytes], printed: BinaryIO, end: float) -> bool:
-    """Whether it has ended by then; what it prints is shown."""
+    """Wait until a process ends, and show what it prints. Return whether it has ended by the time `end`."""
     while process.poll() is None:
         left = end - time.monotonic()
         if left <= 0:
@@ -120,7 +120,7 @@ def wait(process: subprocess.Popen[bytes], printed: BinaryIO, end: float) -> boo
 
 
 def stop(process: subprocess.Popen[bytes], printed: BinaryIO) -> None:
-    """Let it say what it knows."""
+    """Interrupt a process, so that it can print what it knows."""
     with suppress(KeyboardInterrupt, ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
         wait(process, printed, time.monotonic() + GRACE)
@@ -129,7 +129,7 @@ def stop(process: subprocess.Popen[bytes], printed: BinaryIO) -> None:
 def kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # a driver that hangs may keep it: the next step is tried
+    with suppress(subprocess.TimeoutExpired):  # a driver that hangs may keep it alive: the next step is tried
         process.wait(GRACE)
 
 
@@ -138,14 +138,14 @@ def echo(printed: BinaryIO) -> None:
 
 
 def show(text: str) -> None:
-    with suppress(OSError):  # nobody is there any more; the files are
+    with suppress(OSError):  # nobody reads it any more, but the files have it
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """What ends a process otherwise, such as `timeout` and a closed terminal, is an interrupt here."""
+    """Treat other signals that end a process, as of `timeout` or a closed terminal, as interrupts."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -164,7 +164,7 @@ def write(folder: Path, ended: Ended) -> None:
 
 
 def read(folder: Path) -> list[Ended]:
-    """The steps that have begun, as far as the journal goes."""
+    """Return the steps that have begun, as the journal has them."""
     found: dict[str, Ended] = {}
     for line in lines(folder / JOURNAL):
         ended = Ended(**line)
@@ -173,7 +173,7 @@ def read(folder: Path) -> list[Ended]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that are whole JSON objects. The last one may have been cut off."""
+    """Return the lines of a file that are complete JSON objects. The last line may have been cut off."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         if line.startswith("{"):

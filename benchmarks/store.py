@@ -1,4 +1,4 @@
-"""The saved results: files, the groups of their rows, and how many times as long a peer took."""
+"""The saved results: their files, the groups of their rows, and how many times as long a peer took."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from bnorm.kernels import cpu
 from .machine import facts
 
 RESULTS = Path(__file__).parent / "results"
-PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # those of the tables
-SUMMARY = {  # of the table of a machine, a line each
+PEERS = {"batch": "PyTorch", "rows": "PyTorch", "scaler": "scikit-learn"}  # the peer of each group in the tables
+SUMMARY = {  # the lines of the table of a machine: their group and operation
     "batch norm, training": ("batch", "forward"),
     "batch norm, inference": ("batch", "inference"),
     "batch norm, backward": ("batch", "backward"),
@@ -27,7 +27,7 @@ Results = dict[str, Any]
 
 
 def save(results: Results, path: Path) -> None:
-    """One line per row, so that a change of the file can be read."""
+    """Write a file with one line per row, so that its changes are easy to read."""
     head = {key: value for key, value in results.items() if key != "rows"}
     head["growth"] = None
     rows = ",\n".join(f"  {json.dumps(row)}" for row in results["rows"])
@@ -38,7 +38,7 @@ def save(results: Results, path: Path) -> None:
 
 
 def save_page(path: Path, title: str, module: str, words: Sequence[str], tables: Sequence[str]) -> None:
-    """The tables of a benchmark of its own, `module`, and the machine that they are of."""
+    """Write a page with the tables of the benchmark `module`, and the machine on which it ran."""
     here = facts(cpu.simd_level())
     where = f"{here['processor']}, {here['cores']} cores, {here['simd']}; {here['date']}"
     head = [f"# {title}", "", f"{where}. Written by `python -m benchmarks.{module} --save`.", *words, ""]
@@ -47,23 +47,23 @@ def save_page(path: Path, title: str, module: str, words: Sequence[str], tables:
 
 
 def saved() -> dict[str, Results]:
-    """By the name of the file."""
+    """Return all saved results, by the name of the file."""
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def group_of(row: Row) -> str:
-    """The lines of the tables that a row belongs to."""
+    """Return the group to which a row belongs in the tables."""
     return row["kind"] if row["kind"] in PEERS else "rows"
 
 
 def ratio(row: Row, name: str) -> float:
-    """How many times as long as bnorm, fresh against fresh, out= against out=."""
+    """Return the peer's time over bnorm's: fresh results against fresh ones, out= against out=."""
     ours = "bnorm out=" if name.endswith(" out=") else "bnorm"
     return row["ms"][name][1] / row["ms"][ours][1]
 
 
 def short(results: Results) -> str:
-    """A machine in a few words."""
+    """Describe a machine in a few words."""
     machine = results["machine"]
     return f"{machine['processor'].replace('(R)', '')}, {count(machine['cores'], 'core')}"
 

@@ -20,7 +20,7 @@ from .timing import seconds
 
 ROWS, FEATURES = 32, 64
 STEP = np.timedelta64(1, "s")
-KINDS: dict[str, tuple[dict[str, Any], str]] = {  # parameters, and what it is compared with
+KINDS: dict[str, tuple[dict[str, Any], str]] = {  # parameters, and with which of them it is compared
     "momentum=0.1": ({}, ""),
     "halflife=1000": ({"halflife": 1000.0}, ""),
     "halflife='1000s'": ({"halflife": "1000s"}, "halflife=1000"),
@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {  # parameters, and what it is c
 
 
 def batches(name: str, x: np.ndarray, start: int) -> Iterator[dict[str, Any]]:
-    """The arguments of a batch, and of the next one."""
+    """Yield the arguments of one batch after the other."""
     now = np.datetime64("2024-01-01", "ns") + start * STEP
     while True:
         times = now + np.arange(1, ROWS + 1) * STEP
@@ -43,7 +43,7 @@ def batches(name: str, x: np.ndarray, start: int) -> Iterator[dict[str, Any]]:
 
 
 def made(name: str, x: np.ndarray) -> Callable[[int], None]:
-    """What learns so many batches, after the window has been filled."""
+    """Return a function that learns n batches, after the window has been filled."""
     t = BatchNormTransformer(**KINDS[name][0])
     filled = np.random.default_rng(1).normal(size=(100_000, FEATURES))
     times = np.datetime64("2024-01-01", "ns") + np.arange(1, len(filled) + 1) * STEP
@@ -58,7 +58,7 @@ def made(name: str, x: np.ndarray) -> Callable[[int], None]:
 
 
 def rolling(quick: bool) -> str:
-    """pandas' rolling mean and variance after every row, beside a window after every batch."""
+    """Compare pandas' rolling mean and variance after every row with a window after every batch."""
     import pandas as pd
 
     x = np.random.default_rng(0).normal(size=(20_000 if quick else 200_000, 8))

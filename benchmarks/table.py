@@ -1,6 +1,6 @@
 """Write the tables of docs/performance.md and benchmarks/README.md, and the plots: `python -m benchmarks.table`.
 
-It is the only author of those numbers. With --full it prints every number of the saved results instead.
+Nothing else writes those numbers. With --full it prints every number of the saved results instead.
 """
 
 import argparse
@@ -23,18 +23,18 @@ Section = Callable[[Results, str], str]
 
 
 def write_pages() -> None:
-    """The summary in docs/performance.md, and every shape in benchmarks/README.md."""
+    """Write the summary into docs/performance.md, and every shape into benchmarks/README.md."""
     for path, section in PAGES.items():
         path.write_text(replaced(path.read_text(encoding="utf-8"), saved(), section), encoding="utf-8")
 
 
 def replaced(text: str, all_results: dict[str, Results], section: Section) -> str:
-    """The text with what stands between the markers replaced by a section for every machine."""
+    """Return the text with a section for every machine between the markers."""
     return between(text, "benchmark", "\n\n".join(section(results, name) for name, results in all_results.items()))
 
 
 def summary(results: Results, name: str = "") -> str:
-    """What the summary shows of one machine: the means, fresh and `out=`, and every case in which a peer was faster."""
+    """Return the summary of one machine: the means, fresh and `out=`, and every case in which a peer was faster."""
     threads = max(results["threads"])
     kinds = [(dtype, variant) for dtype in results["dtypes"] for variant in ("", " out=")]
     table = [["", *(f"{dtype}, {'`out=`' if variant else 'fresh'}" for dtype, variant in kinds)]]
@@ -71,7 +71,7 @@ def summary(results: Results, name: str = "") -> str:
 
 
 def by_shape(results: Results, name: str) -> str:
-    """Every shape of one machine in float32 on all threads."""
+    """Return the results of every shape on one machine, in float32 on all threads."""
     threads = max(results["threads"])
     low, middle, high = results["copy"][str(threads)]["memory"]
     lines = [
@@ -95,7 +95,7 @@ def _case(row: Row, variant: str) -> str:
 
 
 def _has(row: Row, variant: str) -> bool:
-    """Whether bnorm and the peer of the tables were both measured so."""
+    """Whether this variant of bnorm and of the peer of the tables were both measured."""
     return f"bnorm{variant}" in row["ms"] and PEERS[group_of(row)] + variant in row["ms"]
 
 
@@ -108,7 +108,7 @@ def _mean_and_least(ratios: Iterable[float]) -> str:
 
 
 def _shapes(rows: Sequence[Row], group: str) -> list[list[str]]:
-    """A line for every shape, a column for every operation."""
+    """Return a line for every shape, with a column for every operation."""
     lines: dict[str, dict[str, Row]] = {}
     for row in rows:
         lines.setdefault(row["shape"], {})[row["operation"]] = row
@@ -140,7 +140,7 @@ def _cell(row: Row, peer: str) -> str:
 
 
 def _means(results: Results) -> str:
-    """Of every peer, type and number of threads."""
+    """Return the mean and the least ratio for every peer, type and number of threads."""
     found = []
     for peer in results["machine"]["versions"]:
         parts = []
@@ -156,7 +156,7 @@ def _means(results: Results) -> str:
 
 
 def brief(results: Results) -> str:
-    """What --quick prints: at most 100 columns, fresh results, and who was faster how often."""
+    """Return what --quick prints: at most 100 columns, fresh results, and how often each library was faster."""
     peers = [name for name in results["machine"]["versions"] if name != "bnorm"]
     parts = [fill(heading(results), 100)]
     for kinds in (("batch", "rows"), ("scaler",)):
@@ -200,7 +200,7 @@ def heading(results: Results) -> str:
 
 
 def full(results: Results) -> str:
-    """Every number, as plain text."""
+    """Return every number as plain text."""
     peers = [name for name in results["machine"]["versions"] if name != "bnorm"]
     head = ["shape", "operation", "dtype", "threads", "result", "ms", "quartiles", "GB/s", "of copy"]
     table = [[*head, *(f"× {peer}" for peer in peers), "new pages", "error"]]
@@ -224,7 +224,7 @@ def full(results: Results) -> str:
 
 
 def _line(row: Row, label: str, peers: Iterable[str]) -> list[str]:
-    """bnorm's numbers, fresh or out=, and what the peers took over that."""
+    """Return bnorm's numbers, fresh or out=, and the ratios of the peers' times to them."""
     variant = label.removeprefix("bnorm")
     low, median, high = row["ms"][label]
     speed = row["bytes"] / median * 1e-6

@@ -1,4 +1,4 @@
-"""Where the numbers must be, and where those that were measured are."""
+"""The goals for the results, and how the measured ones compare with them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from .store import Results, Row, ratio
 from .text import aligned, geometric_mean
 
-Number = Callable[[Row, Results], float | None]  # None: the row says nothing of it
+Number = Callable[[Row, Results], float | None]  # None: the row does not have this number
 CHANNELS, ROWS, SCALER = ("batch",), ("layer", "group", "instance"), ("scaler",)
-SHARED = 1 << 20  # bytes read and written: what is less stays on one thread
+SHARED = 1 << 20  # bytes read and written: smaller work stays on one thread
 
 
 @dataclass(frozen=True)
 class Target:
     """What is compared, in which rows, and how large its mean and its smallest value have to be.
 
-    The rows are those at all threads. below: small is good, and `least` is the most that the largest may be.
+    Only rows with all threads count. below: small numbers are good, and none may be larger than `least`.
     """
 
     what: str
@@ -29,7 +29,7 @@ class Target:
     below: bool = False
 
     def found(self, results: Results) -> list[tuple[float, str]]:
-        """The numbers, each with the case it is of."""
+        """Return the numbers, each with the name of its case."""
         most = max(results["threads"])
         rows = (
             row
@@ -45,7 +45,7 @@ class Target:
 
 
 def over(peer: str) -> Number:
-    """The peer's time over ours, fresh results both."""
+    """Return the number: the peer's time over ours, both with fresh results."""
 
     def number(row: Row, results: Results) -> float | None:
         return ratio(row, peer) if peer in row["ms"] else None
@@ -54,7 +54,7 @@ def over(peer: str) -> Number:
 
 
 def of_copy(which: str) -> Number:
-    """The speed of the least bytes, into memory that is there, over the speed of a copy: of memory, or of a cache."""
+    """Return the number: the speed of the least bytes with out=, over the speed of a copy in memory or in a cache."""
 
     def number(row: Row, results: Results) -> float | None:
         if "bnorm out=" not in row["ms"]:
@@ -69,7 +69,7 @@ def microseconds(row: Row, results: Results) -> float | None:
 
 
 def second_thread(row: Row, results: Results) -> float | None:
-    """One thread's time over that of all, where the memory could give twice what one thread takes of it."""
+    """Return one thread's time over that of all, unless the memory is too slow for all threads at that speed."""
     label = "bnorm out=" if "bnorm out=" in row["ms"] else "bnorm"
     key = (row["shape"], row["operation"], row["dtype"])
     alone = [
@@ -94,7 +94,7 @@ def _batch(dtype: str, *aims: tuple[str, float, float]) -> list[Target]:
 
 BOTH = ("float32", "float64")
 TARGETS = [
-    # 0.95 is 1.0 and the noise of the measurement
+    # 0.95 is 1.0 less the noise of the measurement
     *_batch("float32", ("forward", 5, 1.5), ("backward", 3, 1.2), ("inference", 3, 0.95)),
     *_batch("float64", ("forward", 3, 1.2), ("backward", 2, 1.1), ("inference", 1.7, 0.95)),
     Target("row norms, over PyTorch", over("PyTorch"), ROWS, ("forward", "backward"), ("float32",), 1.1, 2.5),
@@ -153,7 +153,7 @@ TARGETS = [
 
 
 def report(results: Results, targets: Sequence[Target] = TARGETS) -> str:
-    """The table, as plain text."""
+    """Return the table as plain text."""
     return "\n".join(aligned([_HEAD, *(_line(target, results) for target in targets)], 2))
 
 

@@ -5,7 +5,7 @@ from math import exp, log
 
 
 def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Plain text. The first `left` columns are words, the others numbers."""
+    """Return a table as lines of plain text. The first `left` columns are words, the others numbers."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -22,7 +22,7 @@ def markdown(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def between(text: str, name: str, middle: str) -> str:
-    """The text of a page with what stands between the markers of that name replaced."""
+    """Return the text of a page with `middle` between the markers of that name."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"expected {begin} and {end} once each")

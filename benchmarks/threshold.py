@@ -1,8 +1,8 @@
 """From which array size does a second thread pay? `python -m benchmarks.threshold`: one thread against all of them.
 
-bnorm keeps work of fewer than SERIAL values (kernels/cpu/threads.pyx) on one thread, so with it as it is nothing could
-be seen below that. This builds a copy of the checkout with SERIAL = 0 in a temporary folder, which takes a minute at
-most, and measures that one. What it prints is where the constant comes from.
+bnorm keeps work of fewer than SERIAL values (kernels/cpu/threads.pyx) on one thread, so that nothing smaller could be
+compared. This builds a copy of the checkout with SERIAL = 0 in a temporary folder, which takes a minute at most, and
+measures the copy. The constant was chosen by what it prints.
 """
 
 import argparse
@@ -31,10 +31,10 @@ EFFORT = Effort(processes=1, rounds=12, least=4, budget=4.0, sample=0.001)
 
 
 def build(folder: Path) -> int:
-    """A copy of bnorm that shares any work at all, built in place. Returns what the constant was."""
+    """Build a copy of bnorm that uses all threads for any amount of work. Return the value of the constant."""
     for name in ["setup.py", "pyproject.toml", "README.md", "LICENSE"]:
         shutil.copy2(ROOT / name, folder)
-    for name in ["src", "build"]:  # with what was built here, so that little has to be compiled again
+    for name in ["src", "build"]:  # with the files built here, so that little has to be compiled again
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info", "lib.*"))
     source = folder / "src/bnorm/kernels/cpu/threads.pyx"
@@ -51,7 +51,7 @@ def build(folder: Path) -> int:
 
 
 def measure(serial: int) -> None:
-    """Print the table. Runs in a process of its own, with the copy that `build` made."""
+    """Print the table. This runs in a process of its own, with the copy that `build` made."""
     threads = bnorm.get_num_threads()
     if threads < 2:
         raise SystemExit("one thread is all there is here")
@@ -87,7 +87,7 @@ def operations(values: int) -> dict[str, Callable[[], object]]:
 
 
 def with_threads(label: str, n: int, call: Callable[[], object]) -> Calls:
-    """The call on n threads; setting them takes a third of a microsecond, on either side."""
+    """Return the call on n threads; setting them takes a third of a microsecond, on both sides of the comparison."""
 
     def limited() -> object:
         bnorm.set_num_threads(n)

@@ -23,12 +23,12 @@ except ImportError:  # Windows
     resource = None
 
 Call = Callable[[], object]
-Samples = dict[str, list[tuple[float, float]]]  # of each call: seconds, and pages of memory that were new
+Samples = dict[str, list[tuple[float, float]]]  # by label: the seconds of each call, and the new pages of memory
 Turn = Callable[["Effort", bool], Samples]
 Row = dict[str, object]
-LONG = 0.05  # seconds: a sample this long is alone in its turn, and needs no other call to warm up
-ONE_PROCESS = 1 << 25  # bytes: results as large as this are always new memory, whatever the process did before
-ENOUGH = 1.0  # seconds: who has taken this long for the turns of one operation has no more of them
+LONG = 0.05  # seconds: a call this long is sampled once in a turn, and needs no other call to warm up
+ONE_PROCESS = 1 << 25  # bytes: results this large are always new memory, whatever the process did before
+ENOUGH = 1.0  # seconds: a library that has taken this long for the turns of an operation gets no more turns
 
 
 class WrongResult(RuntimeError):
@@ -40,13 +40,13 @@ class Effort:
     """How long to measure. A sample is as many calls as fill `sample` seconds, one at least."""
 
     processes: int  # of every library, one after the other
-    rounds: int  # turns in each of these, unless a library has used up its `budget` of seconds,
-    least: int  # which counts from this many turns on
+    rounds: int  # turns in each process, if the library has seconds left of its `budget`
+    least: int  # the budget counts only after this many turns
     budget: float
     sample: float
     samples: int = 3  # in a turn
-    # Before a turn. A runtime's threads spin for a few milliseconds after their work and would be in the way of another
-    # runtime's; they are asleep by then, and calls that are not timed wake the next ones up, which takes up to 8 ms.
+    # Seconds before a turn. A runtime's threads spin for a few milliseconds after their work, and would disturb another
+    # runtime's: after the pause they sleep. Untimed calls then wake the next threads, which takes up to 8 ms.
     pause: float = 0.02
     warm_up: float = 0.02
 
@@ -63,12 +63,12 @@ class Calls:
         self.took: dict[str, float] = {}
 
     def once(self, label: str, took: float) -> None:
-        """What a first call took. If that was long, it need not be estimated again."""
+        """Note what a first call took. If that was long, it need not be estimated again."""
         if took > LONG:
             self.took[label] = took
 
     def turn(self, effort: Effort, backwards: bool = False) -> Samples:
-        """`effort.samples` of each call, or one where that is long enough."""
+        """Return `effort.samples` samples of each call, or one if that is long enough."""
         order, enabled = list(self.calls.items()), gc.isenabled()
         for label, call in order:
             if label not in self.took:
@@ -144,13 +144,13 @@ class Local:
         self.end()
 
     def ready(self) -> Self:
-        """Wait until the library is there; adapters.Missing, if it cannot be."""
+        """Wait until the library is imported; adapters.Missing if it cannot be."""
         self.library = adapters.load(self.module)
         self.about = self.library.about
         return self
 
     def open(self, case: Case, dtype: str, threads: int) -> list[str]:
-        """Begin with a case. Returns the operations that the library has."""
+        """Begin a case. Return the operations that the library has."""
         self.worker = Worker(self.library, case, dtype, threads)
         return self.worker.operations()
 
@@ -161,23 +161,23 @@ class Local:
         return self.worker.turn(operation, effort, backwards)
 
     def apply(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """The function's result there; `close` then."""
+        """Return the function's result in the process of the library. Call `close` afterwards."""
         return function(*arguments)
 
     def close(self) -> None:
-        """End with the case that was opened, if one was."""
+        """End the case that was opened, if any."""
         worker, self.worker = self.worker, None
         if worker is not None:
             worker.close()
 
     def end(self) -> None:
-        """End with the library."""
+        """End the library's process, if it has one."""
 
 
 def measure(
     case: Case, dtype: str, threads: int, libraries: Sequence[Local], effort: Effort, exact: Exact | None
 ) -> list[Row]:
-    """One row per operation: what each library took, in milliseconds, and its error. WrongResult before any timing.
+    """Return a row per operation: what each library took, in milliseconds, and its error. WrongResult before timing.
 
     Without `exact` nothing is checked.
     """
@@ -218,7 +218,7 @@ def measure(
 
 
 def calls(name: str, adapter: Adapter, operation: str, out: np.ndarray | None) -> dict[str, Call]:
-    """With a fresh result, and with out= where the library has it."""
+    """Return the calls with a fresh result, and with out= if the library has it."""
     method = getattr(adapter, operation)
     found = {name: method}
     if operation in adapter.with_out:
@@ -229,7 +229,7 @@ def calls(name: str, adapter: Adapter, operation: str, out: np.ndarray | None) -
 def check(
     adapter: Adapter, data: Data, exact: Exact, operation: str, calls: Calls, out: np.ndarray | None
 ) -> dict[str, float]:
-    """The largest error of each call, relative to the largest value of the result it is in."""
+    """Return the largest error of each call, relative to the largest value of the result that has it."""
     tolerance, vectors = adapter.tolerance[data.x.dtype.name], exact.vectors(operation)
     wholes = 0 if operation in ("fit", "partial_fit") else 1  # arrays of the size of x: all but these are vectors
     wanted = [data.x.shape] * wholes + [v.shape for v in vectors]
@@ -259,7 +259,7 @@ def check(
             found[label].append(error)
     errors = {label: float(np.max(each)) for label, each in found.items()}
     for label, error in errors.items():
-        if not error <= tolerance:  # nor NaN
+        if not error <= tolerance:  # NaN too
             case = f"{label}: {operation} of {data.case.name}"
             raise WrongResult(f"{case}: expected to be within {tolerance:g} of float64, got {error:.2g}")
     return {label: _short(error, 2) for label, error in errors.items()}
@@ -270,23 +270,23 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _error(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference over the largest value."""
+    """Return the largest difference over the largest value."""
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
 def _errors(arrays: Mapping[str, np.ndarray], data: Data, exact: Exact, operation: str) -> dict[str, float]:
-    """The same of arrays for which there is no float64 twin at once."""
+    """The same for arrays whose float64 results are computed block by block."""
     distance, largest = dict.fromkeys(arrays, 0.0), 0.0
     for block in blocks(data):
         want = exact.block(operation, data, block)
         largest = max(largest, np.abs(want).max())
-        for label, got in arrays.items():  # np.maximum hands NaN on, which max does not
+        for label, got in arrays.items():  # np.maximum propagates NaN, which max does not
             distance[label] = float(np.maximum(distance[label], np.abs(got[block] - want).max()))
     return {label: each / largest for label, each in distance.items()}
 
 
 def in_turns(turns: Sequence[Turn], effort: Effort, samples: Samples) -> None:
-    """Add what the turns of several rounds measure to the samples. Who comes first changes; the slow have fewer."""
+    """Add the samples of the turns of several rounds. Who is first changes; slow libraries get fewer turns."""
     spent = [0.0] * len(turns)
     for done in range(effort.rounds):
         allowed = ENOUGH if done < effort.least else effort.budget
@@ -299,12 +299,12 @@ def in_turns(turns: Sequence[Turn], effort: Effort, samples: Samples) -> None:
 
 
 def new_pages() -> int:
-    """Pages of memory that the system has given this process so far, each after an interruption."""
+    """Return how many pages of memory the system has given this process so far, each by a page fault."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
 
 
 def seconds(call: Call, repeats: int = 1) -> float:
-    """Of one call, of `repeats` together. A result is dropped before the next call, as a loop of training would."""
+    """Return the seconds of a call, the mean of `repeats`. As in training, a result is dropped before the next call."""
     again = range(repeats)
     start = time.perf_counter_ns()
     for _ in again:
@@ -313,12 +313,12 @@ def seconds(call: Call, repeats: int = 1) -> float:
 
 
 def best(call: Call, times: int) -> float:
-    """The shortest time in seconds of so many calls, one after the other."""
+    """Return the shortest time in seconds of several calls, one after the other."""
     return min(seconds(call) for _ in range(times))
 
 
 def quickest(calls: Mapping[Any, Call], length: float) -> dict[Any, float]:
-    """The least time of each, in seconds, called in turn for so many of them."""
+    """Return the least time of each call in seconds, when they are called in turn for `length` seconds."""
     least, end = dict.fromkeys(calls, inf), time.perf_counter() + length
     while time.perf_counter() < end:
         for name, call in calls.items():
@@ -327,7 +327,7 @@ def quickest(calls: Mapping[Any, Call], length: float) -> dict[Any, float]:
 
 
 def quickest_of_rounds(calls: Mapping[Any, Call], rounds: int, least: float) -> dict[Any, float]:
-    """The same in so many rounds, in which a call that takes less than `least` seconds is repeated."""
+    """The same in several rounds, in which a call that takes less than `least` seconds is repeated."""
     for call in calls.values():
         call()
     repeats = {name: max(1, int(least / max(1e-7, seconds(call)))) for name, call in calls.items()}
@@ -351,5 +351,5 @@ def quartiles(values: Iterable[float]) -> list[float]:
 
 
 def _short(value: float, digits: int = 4) -> float:
-    """So many digits: more would be noise."""
+    """Round to this many digits: more would be noise."""
     return round(float(value), digits - 1 - int(log10(value) // 1)) if value else 0.0

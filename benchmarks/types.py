@@ -1,4 +1,4 @@
-"""What other types than float32 cost, and weights, in times of float32's time: `python -m benchmarks.types`."""
+"""What other types than float32, and weights, cost in times of float32's time: `python -m benchmarks.types`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ BASE, OTHERS = "float32", ["float64", "float16", "bfloat16", "uint8", "int16"]
 
 
 def has_bfloat16() -> bool:
-    """NumPy has it where ml_dtypes is imported."""
+    """Whether NumPy has bfloat16, which needs ml_dtypes."""
     try:
         import ml_dtypes  # noqa: F401
     except ImportError:
@@ -28,7 +28,7 @@ def has_bfloat16() -> bool:
 
 
 def calls(dtype: str, shape: tuple[int, int] = SHAPE) -> dict[str, Callable[[], Any]]:
-    """One call of each operation that this type has: integers have no training."""
+    """Return a call of each operation that this type has: integers have no training."""
     rng = np.random.default_rng(0)
     channels = shape[1]
     x = np.resize(rng.normal(100, 20, 1_000_003), shape).astype(dtype)
@@ -42,7 +42,7 @@ def calls(dtype: str, shape: tuple[int, int] = SHAPE) -> dict[str, Callable[[], 
 
 
 def weighted(shape: tuple[int, int] = SHAPE) -> dict[str, Callable[[], Any]]:
-    """float32 with a weight for every row."""
+    """Return calls with float32 and a weight for every row."""
     rng = np.random.default_rng(0)
     x = np.resize(rng.normal(100, 20, 1_000_003), shape).astype(BASE)
     weight = rng.uniform(0.5, 2, shape[0])
@@ -53,7 +53,7 @@ def weighted(shape: tuple[int, int] = SHAPE) -> dict[str, Callable[[], Any]]:
 
 
 def measure(shape: tuple[int, int] = SHAPE, effort: Effort = EFFORT) -> dict[str, dict[str, float]]:
-    """Time over that of float32, by type and operation: a pair in turns at a time, so that few arrays are there."""
+    """Return times over that of float32, by type and operation; measured in pairs, so that few arrays are alive."""
     found: dict[str, dict[str, float]] = {}
     base = calls(BASE, shape)
     makers = {dtype: partial(calls, dtype, shape) for dtype in OTHERS if dtype != "bfloat16" or has_bfloat16()}
@@ -69,7 +69,7 @@ def measure(shape: tuple[int, int] = SHAPE, effort: Effort = EFFORT) -> dict[str
 
 
 def lines(found: dict[str, dict[str, float]]) -> list[list[str]]:
-    """The table, a line for every type."""
+    """Return the table, with a line for every type."""
     return [
         ["", *OPERATIONS],
         *([name, *(f"{each[o]:.2f}" if o in each else "" for o in OPERATIONS)] for name, each in found.items()),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.wrong_answers
 
-The column is float32. What it holds is known exactly: less 10⁶, every value is a small multiple of 1/16. Each library
-is asked through its own front door, with its own defaults, and compared with the exact answer for what it was asked.
-Those that cannot be imported are named.
+The column is float32. Its values are known exactly: each is 10⁶ plus a small multiple of 1/16. Each library is called
+as its documentation says, with its own defaults, and compared with the exact answer for that call. Libraries that
+cannot be imported are named.
 """
 
 import os
@@ -18,14 +18,14 @@ import numpy as np
 from numpy import ndarray
 
 ROWS, MEAN, SPREAD = 80_000, 1_000_000.03, 1.0
-BATCH, STREAM = 32, 9600  # rows of a batch, and of all of them, where a library learns batch by batch
+BATCH, STREAM = 32, 9600  # rows of a batch, and of all batches, if a library learns batch by batch
 
 
 class Column(NamedTuple):
-    """A table of one column, and what is in it."""
+    """A table of one column, and its exact statistics."""
 
     x: ndarray
-    away: ndarray  # from 10⁶, in float64: exact
+    away: ndarray  # x - 10⁶ in float64, exact
     mean: float
     var: float
 
@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """right and got: of a result that is a whole column, its largest error, which should be 0."""
+    """right and got: for a result that is a column, its largest error, which should be 0."""
 
     library: str
     asked: str
@@ -49,18 +49,18 @@ class Answer(NamedTuple):
 
 
 def column(seed: int = 0) -> Column:
-    """Rows that are drawn from a normal distribution, as float32 has them."""
+    """Draw rows from a normal distribution, rounded to float32."""
     return Column.of(np.random.default_rng(seed).normal(MEAN, SPREAD, (ROWS, 1)).astype(np.float32))
 
 
 def _of_column(library: str, asked: str, y: Any, exact: ndarray, wide: bool = False) -> Answer:
-    """wide: whether the result is float64 though the column is not."""
+    """Return the largest error of a column. wide: whether the result is float64 although the column is not."""
     error = float(np.abs(np.asarray(y, np.float64) - exact).max())
     return Answer(library, f"{asked}, largest error{', in float64' * wide}", 0.0, error)
 
 
 def _furthest(library: str, asked: str, data: Column, learn: Callable[[ndarray], float]) -> Answer:
-    """The variance after each batch of a stream: where it was furthest off."""
+    """Return the variance after that batch of a stream where it was furthest off."""
     ends = range(BATCH, STREAM + 1, BATCH)
     right = [float(data.away[:end].var()) for end in ends]
     got = [learn(data.x[end - BATCH : end]) for end in ends]
@@ -175,7 +175,7 @@ def ray(data: Column) -> list[Answer]:
     return [_of_column("Ray", "`StandardScaler`", y[:, None], data.normalized(0), wide=True)]
 
 
-LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their distributions
+LIBRARIES: dict[str, Callable[[Column], list[Answer]]] = {  # by the names of their packages
     "bnorm": bnorm,
     "torch": pytorch,
     "keras": keras,
@@ -197,13 +197,13 @@ def _version(name: str) -> str:
 
 
 def answers(data: Column) -> tuple[list[Answer], list[str]]:
-    """All of them, and the libraries that cannot be imported."""
+    """Return all answers, and the libraries that cannot be imported."""
     found: list[Answer] = []
     missing = []
     for name, ask in LIBRARIES.items():
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what others do while they are imported
+                warnings.simplefilter("ignore")  # libraries warn while they are imported
                 got = ask(data)
         except ImportError:
             missing.append(name)
@@ -213,7 +213,7 @@ def answers(data: Column) -> tuple[list[Answer], list[str]]:
 
 
 def table(found: list[Answer]) -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     lines = [f"| {a.library} | {a.asked} | {a.right:.3g} | {a.got:.3g} |" for a in found]
     return "\n".join(["| | asked | right | got |", "| --- | --- | ---: | ---: |", *lines])
 
