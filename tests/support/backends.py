@@ -1,9 +1,9 @@
 """The backends, so that one test runs on each: the processor, CUDA on the emulator (with clusters too) and on a device.
 
-A test takes the fixture `backend`, gives it arrays of NumPy and gets such back: `backend("moments", x)`; or it moves
-them itself, by `backend.up` and `backend.down`. `on_backends` says what it runs over: every case and type, with
-settings drawn so that each value of one meets each of another (drawing.py); with CUDA, as the emulator is slow, fewer
-cases. `-m slow` runs the processor over all combinations.
+A test takes the fixture `backend`, gives it NumPy arrays and gets NumPy arrays back: `backend("moments", x)`; or it
+moves them itself, by `backend.up` and `backend.down`. `on_backends` chooses its parameters: every case and type, with
+settings drawn so that each value of one meets each value of another (drawing.py); with CUDA fewer cases, as the
+emulator is slow. `-m slow` runs the processor over all combinations.
 """
 
 from itertools import product
@@ -25,7 +25,7 @@ from kernel_checks import exact
 SWITCH = (False, True)
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.2), SILU, GELU)
 
-MORE = [  # what the launch plans of CUDA tell apart, beside the cases of everything
+MORE = [  # for further branches of the launch plans of CUDA, which CASES do not reach
     Case((70, 3, 49), 1, c_order, "rows of channels, an inner of 49, and a rest: widened columns"),
     Case((3, 200, 49), 1, c_order, "many channels of a few images of 7x7: one launch"),
     Case((600, 130), 1, c_order, "several tiles, chunks and blocks that are not full"),
@@ -33,7 +33,7 @@ MORE = [  # what the launch plans of CUDA tell apart, beside the cases of everyt
     Case((7, 3, 333), 1, c_order, "long runs that no vector divides"),
     Case((5, 2, 2052), 1, c_order, "long runs of whole vectors but for float16"),
 ]
-ENDS = [  # where values are at their ends, what they are matters more than how many
+ENDS = [  # for values at the ends of their range: what they are matters more than how many
     Case((70, 6), 1, c_order, "one launch"),
     Case((600, 130), 1, c_order, "several tiles and chunks"),
     Case((100, 3), 1, c_order, "widened, with a rest"),
@@ -41,12 +41,12 @@ ENDS = [  # where values are at their ends, what they are matters more than how 
     Case((9, 2, 1100), 1, c_order, "runs, whole vectors, several chunks"),
 ]
 CUDA_CASES = [case for case in CASES if case.memory is c_order] + MORE
-# Every case in float32; the other types share the code, and run over those that reach all of their instances.
+# Every case in float32; the other types share the code, and run over cases that reach all of their instances.
 CUDA_RUNS = [(case, "float32") for case in CUDA_CASES]
 CUDA_RUNS += [(case, dtype) for case in dict.fromkeys(CUDA_CASES[::3] + MORE) for dtype in ("float16", "float64")]
 
 
-# Channels that only a cluster holds: in the forward, in the backward, and in both, as far as the type makes them large.
+# Channels that only a cluster can keep: in the forward, in the backward, or in both, depending on the size of the type.
 CLUSTER_RUNS = [
     (Case((5, 4, 8100), 1, c_order, "for clusters, whole vectors"), "float32"),
     (Case((6, 3, 7501), 1, c_order, "for clusters, no vectors"), "float32"),
@@ -55,7 +55,7 @@ CLUSTER_RUNS = [
 
 
 class Backend:
-    """Its kernels, and the way of arrays there and back."""
+    """The kernels of a backend, and functions that move arrays to it (`up`) and back (`down`)."""
 
     def __init__(self, name, kernels):
         self.name, self.kernels = name, kernels
@@ -69,7 +69,7 @@ class Backend:
         return tuple(map(self.down, value)) if isinstance(value, tuple) else value
 
     def __call__(self, name, *args, **options):
-        """What a kernel returns; it leaves its arguments as they were."""
+        """Return what a kernel returns, and check that it does not change its arguments."""
         given = [self.up(a) for a in args], {key: self.up(a) for key, a in options.items()}
         arrays = [a for a in (*args, *options.values()) if isinstance(a, np.ndarray)]
         before = [a.tobytes() for a in arrays]
@@ -79,8 +79,8 @@ class Backend:
         return got
 
     def adds_otherwise(self, name, then, x):
-        """Whether this reduction adds up in another order than its pieces do: where blocks meet, and about a center
-        that all threads know, where moments are those of channel runs that are kept."""
+        """Whether this reduction adds in another order than its pieces do. It does if blocks meet, and for moments of
+        channel runs that are kept, which are about a center that all threads know."""
         if self.kernels is cpu:
             return False
         call = begun(self.up(x), None, writes=False)
@@ -89,13 +89,13 @@ class Backend:
         return launch.meeting or (name == "moments" and of["keep"] > 0 and of["base"] > 1)
 
     def both(self, name, *args, **options):
-        """What the kernel and the reference return."""
+        """Return what the kernel returns, and what the reference returns."""
         want = getattr(reference, name)(*map(exact, args), **{key: exact(a) for key, a in options.items()})
         return self(name, *args, **options), want
 
 
 class Device(Backend):
-    """By CuPy."""
+    """A device, by CuPy."""
 
     def up(self, value):
         import cupy
@@ -118,7 +118,7 @@ MARKS = {
 
 @pytest.fixture
 def backend(request, monkeypatch):
-    """The backend of a parameter's name."""
+    """The backend that a parameter names."""
     match request.param:
         case "cpu":
             return Backend("cpu", cpu)
@@ -136,8 +136,8 @@ def param(name, *values, id, marks=()):
 
 
 def parametrized(names, runs, **slow):
-    """Of runs by backend: where there is no device, the first of its runs stands for all that are skipped. `slow` are
-    all runs of a backend, by its name: what is left of them is for the slow tests."""
+    """Parameters from runs by backend. Without a device, only the first of its runs is shown, as skipped. `slow` has
+    all runs of a backend, by its name: those that are not in `runs` are slow tests."""
     chosen = [(name, run) for name, all_ in runs.items() for run in all_]
     if gpu.available() is not None:
         first = runs["device"][0]
@@ -151,9 +151,9 @@ def parametrized(names, runs, **slow):
 
 
 def on_backends(cuda=CUDA_RUNS, **settings):
-    """Parameters backend, case, dtype and the settings, each with its values: on the processor every two of them meet,
-    over all cases and types, and those that were made for CUDA in float32. CUDA takes each case and type once, and of
-    ACTIVATIONS only the first, as each is another instance to compile."""
+    """Parameters backend, case, dtype and the settings, each with its values. On the processor every two values meet,
+    over all cases and types, and over the cases made for CUDA in float32. CUDA takes each case and type once, and only
+    the first two of ACTIVATIONS, as each is another instance to compile."""
     few = [all_[:2] if all_ is ACTIVATIONS else all_ for all_ in settings.values()]
     there, clustered = (pairwise(rows, *few, once=True) for rows in (cuda, CLUSTER_RUNS))
     rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
@@ -163,7 +163,7 @@ def on_backends(cuda=CUDA_RUNS, **settings):
 
 
 def at_the_ends(dtypes=("float32", "float64"), **settings):
-    """The same for tests that turn all values, where CUDA takes every setting of few cases."""
+    """The same for tests that change all values, where CUDA takes every setting of few cases."""
     there = list(product(ENDS, [d for d in dtypes if d != "float16"], *settings.values()))
     here = pairwise(list(product(CASES, dtypes)), *settings.values())
     runs = {"cpu": here, "emulator": there, "device": there}
@@ -171,7 +171,7 @@ def at_the_ends(dtypes=("float32", "float64"), **settings):
 
 
 def each_backend(**settings):
-    """Parameters backend and the settings: drawn as above, of more than two; the processor takes all of two."""
+    """Parameters backend and the settings: drawn as above, but the processor takes all combinations of two settings."""
     every, drawn = list(product(*settings.values())), pairwise([()], *settings.values())
     runs = dict.fromkeys(("cpu", "emulator", "device"), drawn)
     if len(settings) > 2:

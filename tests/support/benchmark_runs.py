@@ -7,7 +7,7 @@ BRIEF = timing.Effort(processes=2, rounds=2, least=1, budget=1.0, sample=1e-5, s
 
 
 def local(name):
-    """In this process, if it is installed."""
+    """A library in this process, if it is installed."""
     try:
         return timing.Local(name).ready()
     except adapters.Missing as reason:

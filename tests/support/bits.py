@@ -18,8 +18,8 @@ from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from rules import forward, rule
 
-# What takes another way from a shape to tasks, or from a task to loops. All but the last have more values than one
-# thread would keep for itself.
+# Shapes for every branch from a shape to tasks, and from a task to loops. All but the last have so many values that
+# threads share them.
 CHANNELS = {
     (45001, 3): "few channels: rows are widened, several pieces, columns left over",
     (2100, 70): "several pieces, 64 columns and 6",
@@ -42,7 +42,7 @@ ROWS = {  # (N, G, K, L)
     (16, 10, 1, 1025): "instance norm of long runs",
     (600, 6, 5, 9): "group norm of short runs",
 }
-# Results of 8 MiB and more: stores go past the cache.
+# Results of 8 MiB and more, which are stored past the cache.
 STREAMED = [(16501, 64), (2, 25, 21001), (335, 64, 49)]
 STREAMED_ROWS = [(1050, 1, 1024, 1), (9, 4, 8, 3999), (39001, 1, 33, 1), (300, 80, 1, 49)]
 WITH_NAN = [(2100, 70), (40, 11), (45001, 3), (4, 3, 14001), (40, 75, 49), (6, 5, 9), (300, 1025)]
@@ -76,7 +76,7 @@ def basics(shape, dtype):
 
 
 def the_rest(shape, dtype):
-    """Weights, NaN, ReLU, leaky ReLU, and the pieces."""
+    """Weights, NaN, ReLU, leaky ReLU, and the single steps of a forward and a backward."""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
     gamma, beta, mean, var = vectors(shape[1])
     holes = np.where(dy > 1, np.nan, x).astype(dtype)
@@ -101,7 +101,7 @@ def the_rest(shape, dtype):
 
 
 def not_a_number(shape, dtype):
-    """NaN of every sign and payload in x and dy, in some channels and rows: whose bits are they that come out?"""
+    """NaN of every sign and payload in x and dy, in some channels and rows: which of their bits come out?"""
     x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19).copy()
     unsigned = f"u{x.itemsize}"
     quiet, some = np.array(np.nan, dtype).view(unsigned), np.random.default_rng(len(shape))
@@ -153,7 +153,7 @@ def rows(shape, dtype):
 
 
 def integers(shape, dtype):
-    """Batch norm and moments of whole numbers, of all that the type has."""
+    """Batch norm and moments of integers from the full range of the type."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     x = np.random.default_rng(0).integers(low, high, shape, dtype=dtype, endpoint=True)
     gamma, beta, mean, var = vectors(shape[1])
@@ -164,7 +164,7 @@ def integers(shape, dtype):
 
 
 def conversions(shape, dtype):
-    """To float32 and back, of every number and NaN there is."""
+    """To float32 and back, for every number and NaN of the type."""
     x = np.arange(1 << 16).astype("u2").view(dtype)
     some = np.random.default_rng(0).integers(0, 1 << 32, shape, dtype="u4").view("f4")
     yield "conversions", (cpu.widened(x), cpu.narrowed(cpu.widened(x), x), cpu.narrowed(some, x))

@@ -1,7 +1,7 @@
-"""The awkward arrays every test of a kernel runs over, as data: shape, channel axis, memory, and why it is here.
+"""The awkward arrays that every test of a kernel runs over, as data: shape, channel axis, memory, and why it is here.
 
 `case.array(dtype)` makes the array: channel c has a mean of about 3c (up to 60) and a standard deviation of about 1, so
-nothing is symmetric, and no channel is by accident like its neighbour.
+that nothing is symmetric, and no channel equals its neighbor by accident.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def cast(values, dtype):
-    """values in another type, the same on every processor: these differ in what a negative number is without a sign."""
+    """Cast values, the same on every processor: they differ in how they cast negative floats to unsigned integers."""
     return (values.astype(np.int64) if np.dtype(dtype).kind == "u" else values).astype(dtype)
 
 
@@ -26,7 +26,7 @@ def fortran(values):
 
 
 def channels_last(values):
-    """(N, C, ...) whose memory is (N, ..., C): what NHWC data looks like through an NCHW transpose."""
+    """(N, C, ...) whose memory is (N, ..., C): NHWC data seen through an NCHW transpose."""
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 1, -1)), -1, 1)
 
 
@@ -36,7 +36,7 @@ def channels_first(values):
 
 
 def inside_out(values):
-    """Dense, with the axes in an order of memory that is neither C nor Fortran: 1, 2, ..., 0."""
+    """Dense, with the axes in a memory order that is neither C nor Fortran: 1, 2, ..., 0."""
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 0, -1)), -1, 0)
 
 
@@ -113,7 +113,7 @@ class Case(NamedTuple):
         return self.memory(values.astype(dtype))
 
     def weight(self, seed: int = 1) -> np.ndarray:
-        """Over the non-channel axes; about a third of them 0."""
+        """Weights over the non-channel axes; about a third of them are 0."""
         shape = np.delete(self.shape, self.axis)
         rng = np.random.default_rng([seed, *self.shape])
         return rng.uniform(0.5, 2.0, shape) * (rng.random(shape) > 1 / 3)

@@ -1,4 +1,4 @@
-"""Python in a process of its own: for what is decided at import, for what cannot be undone, and for what might hang."""
+"""Python in a process of its own: to test what happens at import, what cannot be undone, and what might hang."""
 
 import os
 import signal
@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Seconds until a process is taken to hang: far more than any takes, as others may keep the machine busy.
+# Seconds until a process is assumed to hang: far more than any needs, as others may keep the machine busy.
 LIMIT = float(os.environ.get("CHILD_LIMIT", "600"))
-SETTINGS = ("OMP_", "GOMP_", "KMP_", "BNORM_")  # of whoever runs the tests: not passed on
+SETTINGS = ("OMP_", "GOMP_", "KMP_", "BNORM_")  # of whoever runs the tests: these variables are not passed on
 
 
 def run(*args: object, timeout: float = LIMIT, **environment: object) -> subprocess.CompletedProcess[str]:
-    """`python args...`, whatever it returns; TimeoutExpired kills it with all processes that it has started."""
+    """Run `python args...`, whatever it returns. TimeoutExpired kills it and all processes that it has started."""
     return started([sys.executable, *args], timeout, **environment)
 
 
@@ -35,7 +35,7 @@ def started(command: list[object], timeout: float = LIMIT, **environment: object
 
 
 def output(script: str, *args: object, **environment: object) -> str:
-    """What a script of this folder prints; it has to succeed."""
+    """Return what a script of this folder prints; it must succeed."""
     done = run(Path(__file__).with_name(script), *args, **environment)
     assert done.returncode == 0, f"{script} {args} {environment}: exit status {done.returncode}\n{done.stderr}"
     return done.stdout

@@ -1,4 +1,4 @@
-"""What test_cluster.py runs in a process of its own, on two workers: `python cluster.py NAME` calls that function."""
+"""Functions that test_cluster.py runs in another process, on two workers: `python cluster.py NAME` calls one."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def same(t, want):
 
 
 def results():
-    """Arrays and frames: the statistics and results of the same table in memory, and the bits of another scheduler."""
+    """Arrays and frames have the statistics and results of the same table in memory, and the bits of any scheduler."""
     lazy = da.from_array(X, chunks=(300, 5))
     frame = dd.from_pandas(pd.DataFrame(X, columns=list("abcde")), npartitions=9)
     for mode, table in (({"momentum": None}, lazy), ({"halflife": 300.0}, frame)):
@@ -43,14 +43,14 @@ def results():
 
 
 def worker_killed():
-    """A worker dies in the middle of a fit, with blocks that it had done: these are done again, and counted once."""
+    """A worker dies in the middle of a fit. The blocks that it had computed are computed again, and count once."""
     with TemporaryDirectory() as folder:
         mark = Path(folder) / "killed"
 
         def load(i):
             if i == 9 and not mark.exists():
                 mark.touch()
-                os._exit(1)  # the whole worker
+                os._exit(1)  # ends the whole worker
             return X[200 * i : 200 * i + 200]
 
         parts = [da.from_delayed(dask.delayed(load)(i), (200, 5), float) for i in range(20)]
@@ -61,14 +61,14 @@ def worker_killed():
 
 
 def kernel_threads():
-    """A block has one kernel thread, whatever the worker was told."""
+    """A block has one kernel thread, whatever number the worker has set."""
     bnorm_threads = blocks.blocks_of(lambda block: bnorm.get_num_threads(), da.from_array(X, chunks=(300, 5)), (1,))[0]
     Client.current().run(bnorm.set_num_threads, 3)
     assert set(dask.compute(*bnorm_threads)) == {1}
 
 
 if __name__ == "__main__":
-    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})  # which imports once for all workers
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})  # it imports once for all workers
     once = ["distributed", "dask.dataframe", "bnorm.distributed.dask", "bnorm.transformer.estimator"]
     get_mp_context().set_forkserver_preload(once)
     here = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="1GB", processes=True)

@@ -1,4 +1,4 @@
-"""The command `bnorm`, run inside of this process or as one of its own, and the tables it is run on."""
+"""The command `bnorm`, run inside this process or in one of its own, and tables for it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
-    told: str  # which columns are used and which are not; the rest of standard error is `err`
+    told: str  # lines of standard error on which columns are used; `err` has all others
 
     @property
     def json(self):
@@ -26,7 +26,7 @@ class Done(NamedTuple):
 
 
 class Command:
-    """command("fit", path, "-o", path): what it returned and printed. It has to succeed."""
+    """command("fit", path, "-o", path) returns what the command returned and printed. It must succeed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -37,7 +37,7 @@ class Command:
         return done
 
     def fails(self, *arguments: object) -> str:
-        """The one line that it ends with."""
+        """Return the line with which the command fails."""
         done = self.run(*arguments)
         assert done.code == 1, done
         assert done.out == ""
@@ -73,7 +73,7 @@ def names(x: np.ndarray) -> list[str]:
 
 
 def write(path: Path, x: np.ndarray, **more: object) -> Path:
-    """A table in the format of the suffix; `more` are columns of other types, by name."""
+    """Write a table in the format of the suffix; `more` are columns of other types, by name."""
     import pyarrow as pa
     from pyarrow import csv, feather, ipc, parquet
 
@@ -92,7 +92,7 @@ def write(path: Path, x: np.ndarray, **more: object) -> Path:
 
 
 def read(path: Path):
-    """A table as pyarrow reads it."""
+    """Return a table as pyarrow reads it."""
     from pyarrow import csv, feather, parquet
 
     readers = {".csv": csv.read_csv, ".parquet": parquet.read_table, ".arrow": feather.read_table}
@@ -100,7 +100,7 @@ def read(path: Path):
 
 
 def run_apart(*arguments: object, **popen: object):
-    """The command in a process of its own, that can be killed."""
+    """Start the command in a process of its own, which can be killed."""
     import subprocess
 
     return subprocess.Popen([sys.executable, "-m", "bnorm", *map(str, arguments)], **popen)

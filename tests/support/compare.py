@@ -1,4 +1,4 @@
-"""Comparisons that raise and print the case, how far a result may be off, and gradients by central differences."""
+"""Comparisons whose errors print the case, bounds of the errors of results, and gradients by central differences."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ EPS[np.dtype("float16")] = EPS[np.dtype("float32")]  # half precision is compute
 
 
 def assert_close(got, want, allowed, **case) -> None:
-    """|got - want| <= allowed, elementwise, with NaN where want is NaN and the same infinities.
+    """Assert |got - want| <= allowed, elementwise, with NaN where want is NaN and the same infinities.
 
-    `case` is what the message prints: whatever it takes to run it again.
+    `case` is what the message prints: everything that is needed to run it again.
     """
     got, want = np.asarray(got), np.asarray(want)
     where = ", ".join(f"{key}={value}" for key, value in case.items())
@@ -37,9 +37,9 @@ def assert_close(got, want, allowed, **case) -> None:
 
 
 def within(got, want, allowed) -> bool:
-    """Surely so, by float64, which is much faster than what is exact; where it is close, or not finite, not surely.
+    """Whether this is certain in float64, which is much faster than long double. Close or infinite values are not.
 
-    The difference of two float64 has an error of half a unit in the last place, for which it is made larger by more.
+    The difference of two float64 has an error of half a unit in the last place; it is enlarged by more than that.
     """
     if not all(a.dtype.kind == "f" and a.dtype.itemsize <= 8 for a in (got, want)):
         return False
@@ -49,17 +49,17 @@ def within(got, want, allowed) -> bool:
 
 
 def assert_same(got, want, **case) -> None:
-    """The same values; a NaN is the same as a NaN."""
+    """Assert the same values; NaN equals NaN."""
     assert_close(got, want, 0.0, **case)
 
 
 def rounding(dtype, y):
-    """Half a unit in the last place of a half-precision result; for the others the bounds below include it."""
+    """Half a unit in the last place of a half-precision result; for other types the bounds below include it."""
     return np.abs(y) * 2.0**-11 + 2.0**-25 if np.dtype(dtype) == np.float16 else 0.0
 
 
 def normalized_error(dtype, y, mean_over_std):
-    """What is promised of y = (x - mean) / std: at any mean in float32, and in float64 by the mean's own rounding."""
+    """The promised error of y = (x - mean) / std: for any mean in float32; in float64, the mean's rounding counts."""
     size = np.maximum(1, np.abs(y))
     if np.dtype(dtype) == np.float64:
         return 8 * EPS[np.dtype(dtype)] * np.maximum(1, np.abs(mean_over_std)) * size
@@ -67,9 +67,9 @@ def normalized_error(dtype, y, mean_over_std):
 
 
 def sum_error(dtype, terms, axis):
-    """Of a sum of computed terms: a few roundings each, and additions in float64.
+    """The error of a sum of computed terms: a few roundings of each, and additions in float64.
 
-    `terms` are those of the exact sum; nothing that cancels in it is forgiven.
+    `terms` are those of the exact sum. Larger terms, which another formula would have to cancel, are not allowed for.
     """
     return 8 * EPS[np.dtype(dtype)] * np.abs(terms).sum(axis)
 
@@ -89,10 +89,10 @@ def central_differences(f: Callable[[np.ndarray], float], x: np.ndarray) -> np.n
 
 
 def assert_gradient(got, f: Callable[[np.ndarray], float], x: np.ndarray, **case) -> None:
-    """got is df/dx, to 1e-6 of its largest element."""
+    """Assert that got is df/dx, to 1e-6 of its largest element."""
     assert_differences(got, central_differences(f, x), **case)
 
 
 def assert_differences(got, want: np.ndarray, **case) -> None:
-    """The same where central differences are known."""
+    """The same if the central differences are known already."""
     assert_close(got, want, 1e-6 * max(np.abs(want).max(initial=0.0), 1e-3), **case)

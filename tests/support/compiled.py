@@ -1,5 +1,5 @@
-"""C headers of the CPU kernels, compiled by themselves: for what no array of a test is large enough for, and to see a
-test fail with a fault in them."""
+"""C headers of the CPU kernels, compiled by themselves: to test them with sizes for which arrays would be too large,
+and to see a test fail with a fault in them."""
 
 import ctypes
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cuda_on_cpu.building import made, missing, run_compiler
 
-CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # what is installed has no sources
+CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # an installed package has no sources
 FOLDERS = [CPU.parent, CPU, CPU / "loops", CPU / "exact"]
 FLAGS = ("-x", "c", "-std=c11", "-O1", "-fPIC", "-shared", "-ffp-contract=off")
 
@@ -15,7 +15,7 @@ __all__ = ["library", "missing"]
 
 
 def library(text: str, planted: tuple[str, str, str] | None = None) -> ctypes.CDLL:
-    """The functions of a text that includes headers. planted: a header, and what to replace by what in it."""
+    """Compile and load a C text that includes headers. planted: a header, and the text to replace in it by another."""
     headers = {path.name: path.read_text(encoding="utf-8") for folder in FOLDERS for path in folder.glob("*.h")}
     if planted:
         name, old, new = planted

@@ -1,6 +1,6 @@
-"""Prints, one a line, what the stand-in for CuPy has and the CuPy that is installed has not: no device is needed.
+"""Print, one on a line, names that the stand-in for CuPy has and the installed CuPy does not: no device is needed.
 
-So are the names that the library, the benchmarks and the scripts for a device ask of CuPy, as they are written there.
+The same for the names of CuPy that the library, the benchmarks and the scripts for a device use in their source.
 """
 
 import ast
@@ -40,7 +40,7 @@ def of_the_stand_in() -> set[str]:
         "RawModule": fake_cupy.RawModule,
     }
     found |= {f"{name}.{part}" for name, cls in classes.items() for part in public(cls)}
-    found |= {f"cuda.runtime.cudaDevAttr{name}" for name in fake_array.SMALL}  # as the attributes of a device are named
+    found |= {f"cuda.runtime.cudaDevAttr{name}" for name in fake_array.SMALL}  # the names of a device's attributes
     return found | {
         *("cuda.Device.attributes", "cuda.Device.compute_capability", "cuda.Device.id", "cuda.Stream.null"),
         *("RawKernel.kernel", "RawKernel.max_dynamic_shared_size_bytes", "cuda.Function.ptr"),
@@ -48,7 +48,7 @@ def of_the_stand_in() -> set[str]:
 
 
 def written() -> set[str]:
-    """cupy.a.b.c, and self.cupy.a.b.c, in the texts."""
+    """Return every a.b.c of cupy.a.b.c and self.cupy.a.b.c in the sources."""
     found = set()
     for path in WRITTEN:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

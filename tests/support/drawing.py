@@ -1,4 +1,4 @@
-"""Few runs of many settings: every value of one meets every value of another, as two that go wrong together do."""
+"""Few runs of many settings, in which every two values of different settings meet: faults that need both show."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-ALL = True  # whether what is slow is made at all, only to be left out: conftest.py says whether somebody asks for it
+ALL = True  # whether to make slow tests at all, as making them takes time; conftest.py sets it if they are asked for
 
 
 def text(value: Any) -> str:
-    """The name of a case, or what any other value looks like."""
+    """Return the name of a case, or the text of any other value."""
     return str(getattr(value, "name", None) or getattr(value, "__name__", value))
 
 
 def pairwise(rows: Sequence[tuple], *settings: Sequence, once: bool = False) -> list[tuple]:
-    """Each row (a case and a type, say) with one value of each setting; then some again, until each value of a setting
-    was there with each value of another and of a row. With `once` each row is there once."""
+    """Return each row (such as a case and a type) with one value of each setting; then some rows again, until each
+    value of a setting has met each value of another and of a row. With `once` each row comes once."""
     width, choices = len(rows[0]), list(product(*map(range, map(len, settings))))
     places = [(i, j) for j in range(width, width + len(settings)) for i in range(j)]
     sizes = [*(len(set(column)) for column in zip(*rows, strict=True)), *map(len, settings)]
@@ -30,7 +30,7 @@ def pairwise(rows: Sequence[tuple], *settings: Sequence, once: bool = False) -> 
     while not runs or (not once and len(seen) < sum(sizes[i] * sizes[j] for i, j in places)):
         again = bool(runs)
         for row in rows:
-            start = zlib.crc32(" ".join(map(text, row)).encode()) // 7 % len(choices)  # by chance, but always the same
+            start = zlib.crc32(" ".join(map(text, row)).encode()) // 7 % len(choices)  # random, but always the same
             run = max((row + choice for choice in choices[start:] + choices[:start]), key=lambda run: len(unseen(run)))
             if not again or unseen(run):
                 seen |= unseen(run)
@@ -39,7 +39,7 @@ def pairwise(rows: Sequence[tuple], *settings: Sequence, once: bool = False) -> 
 
 
 def every_pair(names: str | Sequence[str], rows: Iterable, **settings: Iterable) -> pytest.MarkDecorator:
-    """Parameters: rows of these names with settings drawn so. What is left of all combinations is slow."""
+    """Parameters: rows of these names, with settings drawn by `pairwise`. All other combinations are slow tests."""
     names = [names] if isinstance(names, str) else list(names)
     rows = [row if len(names) > 1 else (row,) for row in rows]
     values = list(map(list, settings.values()))

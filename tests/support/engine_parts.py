@@ -1,4 +1,4 @@
-"""Partitions of a table as engines have them, and how a transformer that was fitted to them is compared."""
+"""Partitions of a table as engines have them, and a comparison for transformers that were fitted to them."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def kinds(table):
 
 
 def parts_of(table):
-    """Partitions: empty, of one row, without any value of a vector, and of several batches."""
+    """Return partitions: empty, of one row, without any value of a vector, and of several batches."""
     first, rest = table.slice(3, 1), pa.concat_tables([table.slice(0, 3), table.slice(4)])
     return [
         [],

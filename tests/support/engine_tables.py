@@ -13,7 +13,7 @@ COLUMNS = ["a", "i", "b", "d", "f", "l"]
 
 
 def table():
-    """The table, in which a, d and l have missing values and s is text, and the features as an array with NaN."""
+    """Return the table, in which a, d, l have missing values and s is text; and its features as an array with NaN."""
     rng = np.random.default_rng(0)
     x = rng.normal(5, 2, (ROWS, 7)).round(3)
     x[:, 0] += 1e6
@@ -37,7 +37,7 @@ def table():
 
 
 def learners_agree(fit, transform, data):
-    """On an engine, as on one machine: rows that fade by their times, and statistics of groups."""
+    """Check that an engine agrees with one machine on rows that fade by their times, and on statistics of groups."""
     here, _ = table()
     by_time = {"halflife": "30min"}
     t = fit(bnorm.BatchNormTransformer(**by_time), data, ["a", "f"], times="at")
@@ -57,7 +57,7 @@ def learners_agree(fit, transform, data):
 
 
 def close(t, want):
-    """Statistics as those of one machine."""
+    """Check that statistics are those of one machine."""
     assert (np.abs(t.mean_ - want.mean_) <= 1e-12 * want.scale_ + np.spacing(np.abs(want.mean_))).all()
     np.testing.assert_allclose(t.var_, want.var_, rtol=1e-12)
     np.testing.assert_array_equal(t.n_samples_seen_, want.n_samples_seen_)

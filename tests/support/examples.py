@@ -1,5 +1,5 @@
-"""Examples run inside of this process, which has imported what takes them as long as all else that they do: with
-`-m slow` tests/package/test_examples_alone.py runs each as a person runs it."""
+"""Examples run inside this process, which has done the imports that take them as long as everything else. With
+`-m slow` tests/package/test_examples_alone.py runs each as a person would."""
 
 import runpy
 import sys
@@ -14,7 +14,7 @@ import pytest
 import bnorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDED = {  # beside NumPy and scikit-learn
+NEEDED = {  # besides NumPy and scikit-learn
     "cartpole_statistics.py": ("matplotlib", "gymnasium"),
     "climate_statistics.py": ("xarray",),
     "conv_net.py": ("matplotlib", "tqdm"),
@@ -29,13 +29,13 @@ NEEDED = {  # beside NumPy and scikit-learn
 
 
 def needs(name: str):
-    """The mark of a test that runs this example: skipped where a package that it needs is not installed."""
+    """The mark of a test that runs this example: skipped if a package that it needs is not installed."""
     missing = [module for module in NEEDED[name] if find_spec(module) is None]
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def ends(monkeypatch, name: str, *arguments: object):
-    """What an example ends with when it is run with these arguments: its exit status, or what it says instead."""
+    """Run an example with these arguments. Return its exit status, or the message with which it ends."""
     monkeypatch.setattr(sys, "argv", [str(EXAMPLES / name), *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -43,15 +43,15 @@ def ends(monkeypatch, name: str, *arguments: object):
 
 
 def shown(monkeypatch, capsys, name: str, *arguments: object):
-    """What an example that comes to its end shows when it is run with these arguments, in `out` and `err`. Warnings
-    are errors."""
+    """Run an example with these arguments, which must come to its end. Return what it prints, as `out` and `err`.
+    Warnings are errors."""
     monkeypatch.setattr(sys, "argv", [str(EXAMPLES / name), *map(str, arguments)])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     return capsys.readouterr()
 
 
 def parts(monkeypatch, name: str):
-    """What an example defines. Its progress bar shows nothing and it draws no pictures, so it needs neither."""
+    """Return what an example defines. Progress bars and pictures are replaced, so it needs no packages for them."""
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=lambda steps, **_: steps))
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=None))
@@ -59,7 +59,7 @@ def parts(monkeypatch, name: str):
 
 
 def check_gradients(parameters: Iterable[bnorm.Parameter], loss: Callable[[], float], rng: np.random.Generator):
-    """The gradients of the parameters, against the slope of the loss along one random direction for each."""
+    """Check the gradients of parameters against the slope of the loss along one random direction for each."""
     h = 1e-6
     for p in parameters:
         way, start = rng.standard_normal(p.shape), p.data.copy()
@@ -68,5 +68,5 @@ def check_gradients(parameters: Iterable[bnorm.Parameter], loss: Callable[[], fl
         p.data = start - h * way
         slope = (above - loss()) / (2 * h)
         p.data = start
-        # Rounding leaves a few eps / h = 2e-10 of a loss of 3; a ReLU that turns within h, some h of a slope.
+        # Errors: rounding, a few eps / h = 2e-10 for a loss of 3; and some h of a slope, if a ReLU switches within h.
         assert np.sum(p.grad * way) == pytest.approx(slope, rel=1e-4, abs=1e-8)

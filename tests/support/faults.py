@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Faults in Python, for `mutations.py`: (in words, file below src/bnorm, what stands there, the fault, tests)."""
+"""Faults in Python, for `mutations.py`: (in words, file below src/bnorm, its code, the code with the fault, tests)."""
 
 FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "Moments and exact sums": [

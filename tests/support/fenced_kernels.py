@@ -1,7 +1,7 @@
 """Every compiled entry on arrays between fences: `python fenced_kernels.py end|begin` prints the entries it has called.
 
-Sizes are those about vectors, tiles and strips, one more and one less; types are all that the entries read. It only
-calls: what comes out is for the tests of the kernels, which `fences.py` runs between fences too.
+Sizes are those of vectors, tiles and strips, one more and one less; types are all that the entries read. Results are
+not checked here: the tests of the kernels do that, which `fences.py` runs between fences too.
 """
 
 import json
@@ -41,7 +41,7 @@ def values(rng, shape, kind, offset=3.0):
 
 
 def bent(x, act):
-    """Where the second derivative of an activation goes, if it has one."""
+    """The array for the second derivative of an activation, if it has one."""
     return np.ones_like(x) if act is SILU else None
 
 

@@ -1,9 +1,9 @@
 """Arrays between pages that may not be touched: `python tests/support/fences.py [PYTEST'S ARGUMENTS ...]`.
 
-It runs tests/kernels, or what is asked for, for every SIMD level (or that of BNORM_SIMD), once with each array of NumPy
-ending where such a page begins, and once with each beginning where one ends. A kernel that reads or writes one byte
-more ends the process, and standard error names the test. Memory that nobody has written is all ones, which is NaN.
-Memory that kernels allocate for themselves, and arrays that were freed, are for `sanitizers.py`.
+It runs tests/kernels, or other tests, for every SIMD level (or that of BNORM_SIMD): once with each NumPy array ending
+where such a page begins, and once with each array beginning where one ends. A kernel that reads or writes one byte too
+far ends the process, and standard error names the test. Memory that nobody has written has all bits set, which is NaN.
+Memory that kernels allocate for themselves, and arrays that were freed, are left to `sanitizers.py`.
 
 As a plugin of pytest (`-p fences`, FENCES=end or begin) it does so in one process; `raised(side)` does in any other.
 """
@@ -20,13 +20,13 @@ from compiled import library
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("end", "begin")
-# Not these: they run in processes of their own, or rely on where the arrays of NumPy begin.
+# Not these tests: they run in processes of their own, or depend on where NumPy's arrays begin.
 OTHERS = ("fences", "headers", "same_bits", "threads", "view")
 TESTS = ["tests/kernels", "-k", "not emulator and not clusters"]
 TESTS += [f"--ignore=tests/kernels/test_{name}.py" for name in OTHERS]
 SET_HANDLER = 304  # the place of PyDataMem_SetHandler in NumPy's table of C functions
 
-# At the end: [sizes] [the array] [no access]; else [sizes] [no access] [the array]; each a number of pages.
+# Fence at the end: [sizes] [the array] [no access]; at the beginning: [sizes] [no access] [the array]; in whole pages.
 PROGRAM = r"""
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -121,8 +121,8 @@ size_t fenced(void) { return arrays; }
 
 
 def raised(side: str) -> ctypes.CDLL:
-    """From here on each new array of this thread has a fence at this side. `fenced()` of what it returns says how many
-    arrays had one so far."""
+    """From now on each new array of this thread has a fence at this side. `fenced()` of the returned library is the
+    number of arrays that have had one so far."""
     fences = library(PROGRAM)
     fences.fences.restype, fences.fenced.restype = ctypes.c_void_p, ctypes.c_size_t
     capsule = ctypes.pythonapi.PyCapsule_New

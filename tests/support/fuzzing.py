@@ -1,7 +1,8 @@
 """A coverage-guided fuzzer of what reads files: `python tests/support/fuzzing.py states|tables FOLDER [FLAGS]`.
 
-It needs atheris (pip install atheris). FOLDER keeps the inputs that reached something new; it begins with sound files.
-FLAGS are libFuzzer's: -max_total_time=3600 ends it after an hour. What it finds ends it, and is left in this folder.
+It needs atheris (pip install atheris). FOLDER keeps the inputs that reached new code; it begins with sound files. FLAGS
+are libFuzzer's: -max_total_time=3600 ends it after an hour. It ends at the first input that fails, and leaves the input
+in the current folder.
 
     states   bnorm.load of .npz and of .safetensors: a ValueError that names the file, or an object
     tables   the command's reader of CSV, Parquet and Arrow: a result, or one line that names the file
@@ -42,7 +43,7 @@ def fit(path: Path) -> None:
 
 
 def sound(what: str, folder: Path) -> None:
-    """Files to begin with; the first byte of each says which suffix it has."""
+    """Write files to begin with; the first byte of each tells its suffix."""
     x = np.random.default_rng(0).normal(size=(8, 2))
     if what == "states":
         made = [bnorm.BatchNorm1d(2), bnorm.BatchNormTransformer(history=2).fit(x), bnorm.RunningNorm(2)]

@@ -9,31 +9,31 @@ from bnorm.kernels.gpu import launching
 
 CHANNELS = [  # (outer, C, inner)
     (70, 6, 1),
-    (3000, 40, 1),  # whose blocks meet
+    (3000, 40, 1),  # blocks meet
     (100, 3, 1),
     (9, 2, 1100),
     (5, 3, 333),
-    (9, 8, 49),  # small planes, which a block reads together
-    (9, 1100, 128),  # more channels than blocks run at a time, which go on to others
-    (9, 56, 3700),  # and more than clusters do
+    (9, 8, 49),  # small planes: a block reads several together
+    (9, 1100, 128),  # more channels than blocks run at a time: a block continues with other channels
+    (9, 56, 3700),  # and more than clusters run at a time
 ]
 ROWS = [  # (N, G, K, L)
-    (2200, 1, 700, 1),  # more rows than run at a time, held in registers
+    (2200, 1, 700, 1),  # more rows than blocks run at a time, held in registers
     (300, 1, 36, 1),
     (3, 1, 9000, 1),
     (3, 4, 2, 49),
-    (300, 1, 2, 9000),  # and kept in shared memory: blocks fetch the next one while they map
+    (300, 1, 2, 9000),  # rows kept in shared memory: blocks fetch the next row while they map one
 ]
 HALVES = (500, 1, 8000, 1)  # rows of a large block, which share gamma and beta
-WEIGHTED = (3000, 2, 3, 25)  # more rows than blocks, too
-FEW = 2  # processors, for which these are so many rows that the last ones belong to late blocks
+WEIGHTED = (3000, 2, 3, 25)  # more rows than blocks here too
+FEW = 2  # processors: so few that the last rows belong to blocks that start late
 
 
 def calls(draw: Callable[..., Any], ones: Callable[..., Any], device: Any) -> None:
-    """draw: float32 of a shape; ones: float64."""
+    """Call the kernels. draw: makes random float32 of a shape; ones: makes float64 ones."""
     for shape in CHANNELS:
         x = draw(shape)
-        x[:: len(x) // 2] = 100  # so that those who sum about a center do so twice
+        x[:: len(x) // 2] = 100  # so that kernels that sum about a center must do so twice
         for w in (None, ones((shape[0], shape[2]))):
             _, stats, count, _ = gpu.forward(x, None, None, 1e-5, weight=w, act=RELU)
             gpu.backward(x, x, stats, count, w, act=RELU)
@@ -60,7 +60,7 @@ def calls(draw: Callable[..., Any], ones: Callable[..., Any], device: Any) -> No
 def main() -> None:
     import cupy
 
-    cupy.cuda.set_allocator(None)  # memory of the device for each array: in a pool, a neighbour's is not out of bounds
+    cupy.cuda.set_allocator(None)  # each array has its own memory: in a pool, a neighbor's is not out of bounds
     draw = cupy.random.default_rng(0).standard_normal
     calls(lambda shape: draw(shape, dtype=cupy.float32), cupy.ones, launching.device_of(cupy.empty(1)))
     cupy.cuda.Device().synchronize()

@@ -1,4 +1,4 @@
-"""Calls that between them launch every instance of the kernels: for a device, and to see that none is forgotten."""
+"""Calls that together launch every instance of the kernels: for a device, and to test that none is forgotten."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,11 @@ from bnorm.kernels.gpu.shapes import SHORT_RUN
 
 FAMILIES = ("channels", "clusters", "planes", "rows", "rows_weighted", "row_channels")
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
-IMAGES = 70  # more channels than half of the processors: each gets a block, and keeps what it has read
-CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # channels, and bytes of each, that clusters keep
-MANY_CHANNELS = 14000  # of a group: more than a block keeps the sums of
-MEETING = 10 << 20, 30 << 20  # bytes: what all blocks that meet keep of two arrays, and more than they keep of one
-LARGE_BLOCK = 120 << 10  # bytes of a channel that such a block keeps, alone on its processor
+IMAGES = 70  # more channels than half of the processors: each channel gets one block, which keeps what it has read
+CLUSTERS = 32, (300 << 10, 600 << 10, 1000 << 10)  # the channels, and the bytes of each, that clusters keep
+MANY_CHANNELS = 14000  # of a group: more than a block can keep sums for
+MEETING = 10 << 20, 30 << 20  # bytes of an array: blocks that meet can keep two of the first, but not one of the second
+LARGE_BLOCK = 120 << 10  # bytes of a channel that a block keeps if it is alone on its processor
 
 
 class Case(NamedTuple):
@@ -39,13 +39,13 @@ def cases(dtype):
             yield Case("channels", (8, IMAGES, odd(LARGE_BLOCK / arrays / itemsize / 8 / v) * v))
         for size in CLUSTERS[1]:
             yield Case("channels", (8, CLUSTERS[0], odd(size / itemsize / 8 / v) * v))
-        long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by broad blocks; of runs in a backward only
+        long = odd(row_plans.TWO_PER_PROCESSOR / 2 / itemsize / v)  # by broad blocks; runs only in a backward
         held = ((700, 31), (700, 201), (20, 1001), (20, 2001), (20, 2101), (6, long))
-        if v * itemsize == plans.VECTOR_BYTES:  # by three and five vectors of a thread, too, and by six in a forward
+        if v * itemsize == plans.VECTOR_BYTES:  # also three and five vectors for a thread, and six in a forward
             held += tuple((700, n) for n in (19, 23, 191, 301)) + tuple((20, n) for n in (701, 1201, 1401, 2401, 2701))
         for rows, vectors in held:
             yield Case("rows", (rows, 1, vectors * v, 1))
-        # sums per channel in that pass, by the ways to hold a row; not for too many channels, nor of one value each
+        # sums per channel in the same pass, for each way to hold a row; not for too many channels, or of one value each
         for samples, vectors in held:
             yield Case("rows", (samples, 2, 1, vectors * v))
         yield Case("rows", (6, 3, v, 1))
@@ -53,14 +53,14 @@ def cases(dtype):
     least, few, many = planes.sizes(itemsize)
     for channels, plane in ((2 * least, 49), (planes.MORE_BLOCKS * few, 49), (2 * many, 9)):
         yield Case("channels", (6, channels, plane))
-    for vectors in (128, 1024):  # whole rows, of a warp and of a block
+    for vectors in (128, 1024):  # rows that fill a warp, and a block
         yield Case("rows", (70, 1, vectors * plans.VECTOR_BYTES // itemsize, 1))
     yield Case("weighted", (300, 33))
     yield Case("weighted", (6, 3, 300))
 
 
 def results(case, act, x, dy, vectors, weight):
-    """What the calls of a case return, by name. `vectors` are gamma and beta."""
+    """Yield what the calls of a case return, by name. `vectors` are gamma and beta."""
     gamma, beta = vectors
     if case.what == "rows":
         for rule in (VARIANCE, MEAN_SQUARE):

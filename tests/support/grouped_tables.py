@@ -1,4 +1,4 @@
-"""Tables with keys, and the ways in which groups weigh their rows."""
+"""Tables with keys, and the parameters by which groups weigh their rows."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ WAYS = [{}, {"momentum": 0.2}, {"halflife": 20.0}]
 
 
 def table(n=400, groups=9, seed=0, missing=0.1):
-    """Keys of column 1, beside three features, some values of which are missing."""
+    """Return a table with keys in column 1 and three features, with missing values."""
     rng = np.random.default_rng(seed)
     x = rng.normal(100.0, 3.0, (n, 4))
     x[rng.random(x.shape) < missing] = np.nan

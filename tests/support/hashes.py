@@ -1,9 +1,9 @@
 """The SHA-256 of what functions and layers return over all CASES, to compare one commit with another.
 
-    python hashes.py > before.json      on the one commit
-    python hashes.py before.json        on the other: how many digests there are, all together, and which differ
+    python hashes.py > before.json      on one commit
+    python hashes.py before.json        on the other: prints which digests differ, and a digest of all of them
 
-Only what is public is used, and no more of it than both commits have.
+Only public functions are used, and only those that both commits have.
 """
 
 import json
@@ -29,7 +29,7 @@ def digest(arrays):
 
 
 def results(function, x, dy, **options):
-    """y, dx, dgamma, dbeta; the message instead where the function raises."""
+    """Return the digest of y, dx, dgamma, dbeta, or the message if the function raises."""
     try:
         y, saved = function(x, **options)
         return digest([y, *F.backward(dy, saved)])

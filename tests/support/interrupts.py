@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at a moment of one's choice: what it leaves must be the state before or the state after.
+"""A KeyboardInterrupt at a chosen moment: it must leave the state before the call or the state after it.
 
 Moments are the calls and returns of functions of bnorm. Generators are left out: Python drops an interrupt that comes
 while it closes one.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def moments(call: Callable[[], Any], at: int = 0, inside: str = "bnorm") -> int:
-    """Calls. The number of moments in modules whose names begin so; with `at`, an interrupt comes at that one."""
+    """Make a call, and return the number of moments in modules whose names begin with `inside`. at: interrupt there."""
     seen = 0
 
     def look(frame: Any, event: str, arg: Any) -> None:
@@ -31,7 +31,7 @@ def moments(call: Callable[[], Any], at: int = 0, inside: str = "bnorm") -> int:
 
 
 def interrupted(call: Callable[[], Any], at: int, inside: str = "bnorm") -> bool:
-    """Whether an interrupt at that moment ended the call."""
+    """Return whether an interrupt at that moment ended the call."""
     try:
         moments(call, at, inside)
     except KeyboardInterrupt:
@@ -40,6 +40,6 @@ def interrupted(call: Callable[[], Any], at: int, inside: str = "bnorm") -> bool
 
 
 def interrupted_late(t: Any, call: Callable[[Any], Any], left: int) -> None:
-    """Calls with `t`, and interrupts so many moments before the end, where states change: a copy tells when that is."""
+    """Call with `t`, and interrupt `left` moments before the end, where states change. A copy tells when that is."""
     trial = copy.deepcopy(t)
     interrupted(lambda: call(t), max(1, moments(lambda: call(trial)) - left))

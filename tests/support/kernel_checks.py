@@ -1,7 +1,7 @@
 """What the tests of the kernels share: a problem for every case, both answers to it, and how far apart they may be.
 
-A bound is a few units of rounding of the terms that are added, never of their sum: nothing that cancels is forgiven,
-and nothing more than rounding is allowed.
+A bound is a few units of rounding of the terms that the exact formula adds, never of their sum, which may be small.
+Nothing but the rounding of these terms is allowed.
 """
 
 from functools import cache
@@ -31,35 +31,35 @@ def on_off(*names):
 
 
 def exact(a):
-    """The same numbers in float64, so that the reference does not round its results to the type that is judged."""
+    """Return the same numbers in float64, so that the reference does not round its results to the type under test."""
     return a.astype(np.float64) if isinstance(a, np.ndarray) else a
 
 
 def channel(values):
-    """(C,) against a block."""
+    """Return (C,) in a shape that broadcasts against a block."""
     return np.asarray(values)[:, None]
 
 
 def wider(dtype):
-    """A type in which products of three numbers of this one are finite, and their rounding is nothing to its own."""
+    """Return a type in which products of three numbers of dtype are finite, with negligible rounding errors."""
     return np.longdouble if np.dtype(dtype) == np.float64 else np.float64
 
 
 def as_block(x, dtype=None):
-    """In a wider type than that of x, or than another, always with three axes."""
+    """Return x with three axes, in a type wider than its own or than dtype."""
     x = x.astype(wider(x.dtype if dtype is None else dtype))
     return x[:, :, None] if x.ndim == 2 else x
 
 
 def map_error(dtype, result, *terms):
-    """Of a map: a few roundings of each term that is added. Results of half precision are rounded once more."""
+    """The error of a map: a few roundings of each added term. Results of half precision are rounded once more."""
     largest = sum(np.abs(term) for term in terms)
     return 4 * EPS[np.dtype(dtype)] * largest + rounding(dtype, result) + float(np.finfo(np.float32).tiny)
 
 
 @np.errstate(invalid="ignore")
 def as_stored(dtype, got, want, allowed):
-    """What is wanted, as the type can hold it: half precision is infinite from 65520 on, and at the edge either."""
+    """Return the wanted result as the type can hold it: float16 is infinite from 65520 on, and either close to it."""
     if np.dtype(dtype) != np.float16:
         return want
     infinite = np.copysign(np.inf, want)
@@ -77,7 +77,7 @@ class Problem(NamedTuple):
 
 @cache
 def problem(case, dtype):
-    """Made once for all tests, none of which may write to it."""
+    """The problem of a case, made once for all tests, none of which may write to it."""
     rng = np.random.default_rng(case.num_channels)
     x, layout = view.channels(case.array(dtype), case.axis)
     dy = rng.standard_normal(x.shape).astype(dtype)
@@ -90,13 +90,13 @@ def problem(case, dtype):
 
 
 def stats_of(mean, scale, shift):
-    """(5, C) of what maps read; the rows of var and rstd, which they do not, are NaN."""
+    """Return (5, C) for maps. The rows of var and rstd, which they do not read, are NaN."""
     nobody = np.full_like(mean, np.nan)
     return np.stack([mean, nobody, nobody, scale, shift])
 
 
 def away_from_zero(dy, x, dtype, stats):
-    """dy, but 0 where y is so close to 0 that rounding decides on which side of the ReLU it is."""
+    """Return dy, with 0 where y is so close to 0 that rounding decides on which side of the ReLU it is."""
     mean, _, _, scale, shift = stats
     t = as_block(x) - channel(mean)
     y = t * channel(scale) + channel(shift)
@@ -162,8 +162,8 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
 
 
 def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
-    """Rows normalized and pulled back, against the reference: the arguments of the backward, what it returned, what was
-    wanted, and how far dx may be off."""
+    """Check a forward and a backward of rows against the reference. Return the arguments of the backward, its results,
+    the wanted results, and the allowed error of dx."""
     n, g, k, _ = x.shape
     dtype, unit, wide = x.dtype, EPS[x.dtype], wider(x.dtype)
     got, want = backend.both("rows_forward", x, gamma, beta, 1e-5, rule, act)
@@ -196,7 +196,7 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
 
 
 def assert_trained(p, y, stats, count, got, case, dtype):
-    """A forward without weights or an activation, and what its backward gave."""
+    """Check a forward without weights or activation, and the results of its backward."""
     want = reference.forward(exact(p.x), p.gamma, p.beta, 1e-5)
     assert_forward((y, stats, count, 0), want, p, dtype, False, case=case.name)
     want = reference.backward(exact(p.dy), exact(p.x), stats, count)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Compiled faults, for `mutations.py`: (in words, file below src/bnorm, what stands there, the fault, tests)."""
+"""Compiled faults, for `mutations.py`: (in words, file below src/bnorm, its code, the code with the fault, tests)."""
 
 FORMULAS = "kernels/formulas.h"
 ACCURACY = "tests/functional/test_accuracy.py"

@@ -1,4 +1,4 @@
-"""The functions on arrays as a table: how each is called, what it is by definition, and an example to call it on."""
+"""The functions on arrays as a table: how each is called, its definition, and an example to call it with."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ EVERY_MEMORY = (cases.c_order, cases.fortran, cases.channels_last, cases.inside_
 
 
 def plain(x, axes, gamma=1.0, beta=0.0, eps=1e-5, *, rms=False, weight=1.0, activation=None, negative_slope=0.01):
-    """The definition, for gamma, beta and weight that broadcast against x."""
+    """The definition of a norm, for gamma, beta and weight that broadcast against x."""
     x = x.astype(np.longdouble)
     total = np.broadcast_to(weight, x.shape).sum(axes, keepdims=True)
     mean = 0 if rms else (weight * x).sum(axes, keepdims=True) / total
@@ -27,7 +27,7 @@ def plain(x, axes, gamma=1.0, beta=0.0, eps=1e-5, *, rms=False, weight=1.0, acti
 
 
 def along(values, axis, ndim):
-    """(C,) to broadcast along an axis."""
+    """Return (C,) in a shape that broadcasts along an axis."""
     return values.reshape([-1 if i == axis % ndim else 1 for i in range(ndim)])
 
 
@@ -80,7 +80,7 @@ class Kind(NamedTuple):
         return self.function.func is not F.rms_norm
 
     def example(self, seed=0):
-        """x, dy, gamma, beta in general position: no output of the ReLU within reach of a step of the differences."""
+        """Return x, dy, gamma, beta, such that no step of central differences takes an input of a ReLU across 0."""
         rng = np.random.default_rng([seed, *self.shape])
         x, dy = rng.standard_normal(self.shape) * 2 + 3, rng.standard_normal(self.shape)
         return x, dy, rng.uniform(0.5, 2, self.parameters), rng.standard_normal(self.parameters)
@@ -142,13 +142,13 @@ GIVEN = ((), ("gamma",), ("beta",), ("gamma", "beta"))
 
 
 def some_parameters(kinds, **settings):
-    """Every kind with every choice of its parameters, in some memory, with some activation and other settings."""
+    """Every kind with every choice of its parameters; memory, activation and other settings are drawn."""
     pairs = [(kind, given) for kind, given in product(kinds, GIVEN) if kind.has_beta or "beta" not in given]
     return every_pair(["kind", "given"], pairs, memory=EVERY_MEMORY, activation=ACTIVATIONS, **settings)
 
 
 def chosen(given, gamma, beta):
-    """The parameters to give, by name."""
+    """Return the parameters to give, by name."""
     return {name: values for name, values in (("gamma", gamma), ("beta", beta)) if name in given}
 
 

@@ -1,4 +1,4 @@
-"""Libraries that take seconds to import: by the first test that uses them, not by every process that collects tests."""
+"""Libraries that take seconds to import are imported by the first test that uses them, not when tests are collected."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,8 +7,8 @@ import pytest
 
 
 class Later:
-    """A module, imported when it is first asked for a name; but not for one that begins with an underscore, as pytest
-    asks whatever a test file has, so as to find fixtures."""
+    """A module that is imported when it is first asked for a name. Names that begin with an underscore do not import
+    it: pytest asks everything in a test file for them, to find fixtures."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -20,7 +20,7 @@ class Later:
 
 
 def later(name: str, reason: str) -> Later:
-    """In the place of `pytest.importorskip`."""
+    """Use it instead of `pytest.importorskip`."""
     if find_spec(name) is None:
         pytest.skip(reason, allow_module_level=True)
     return Later(name)

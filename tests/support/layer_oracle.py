@@ -1,7 +1,7 @@
 """Batch norm with running statistics in plain float64 NumPy, and how far a layer may be from it.
 
-Nothing of the library is used here: the axes are moved, the formulas are those of a textbook, and statistics that count
-every value alike are taken anew from every value ever seen.
+Nothing of the library is used here: the axes are moved, the formulas are those of a textbook, and statistics that weigh
+all values the same are computed anew from all values seen so far.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ CHANNELS = 4
 
 
 class Layout(NamedTuple):
-    """A layer and how its input lies: (N, *positions) with the channels put in as axis `axis`."""
+    """A layer and the axes of its input: (N, *positions), with the channels inserted as axis `axis`."""
 
     layer: str
     positions: tuple[int, ...]
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
         return tuple(dims)
 
     def batch(self, rng, n, dtype="float64"):
-        """x, whose channels have different means, spreads and neighbours, and a dy."""
+        """Return x, whose channels have different means and spreads, and a dy."""
         x, dy = rng.standard_normal((2, *self.shape(n)))
         x = np.moveaxis(np.moveaxis(x, self.axis, -1) * [0.5, 1, 2, 3] + [0, 3, -6, 9], -1, self.axis)
         return x.astype(dtype), dy.astype(dtype)
@@ -49,14 +49,14 @@ LAYOUTS = [
 
 
 def mean_and_var(rows, w, ddof=0):
-    """Weighted mean and variance of each column; a row of weight 0 feeds nothing in."""
+    """Return weighted mean and variance of each column; rows of weight 0 do not count, even NaN."""
     used = np.where(w > 0, rows, 0.0)
     mean = (w * used).sum(0) / w.sum()
     return mean, (w * (used - mean) ** 2).sum(0) / (w.sum() - ddof)
 
 
 class PlainBatchNorm:
-    """The layer: forward and backward by definition, statistics averaged, or with momentum None over all values."""
+    """A layer by definition: forward, backward, and statistics averaged, or with momentum None of all values."""
 
     def __init__(self, *, axis=1, eps=1e-5, momentum=0.1, ddof=0, activation=None, channels=CHANNELS):
         self.axis, self.eps, self.momentum, self.ddof, self.relu = axis, eps, momentum, ddof, activation == "relu"
@@ -80,7 +80,7 @@ class PlainBatchNorm:
         return self.back(np.maximum(self.z, 0) if self.relu else self.z)
 
     def backward(self, dy):
-        """dx, dgamma, dbeta: the derivative through mean and variance too, unless they were constants."""
+        """Return dx, dgamma, dbeta: the derivative also goes through mean and variance, unless they were constants."""
         dy = self.rows(dy)
         if self.relu:
             dy = np.where(self.z > 0, dy, 0)
@@ -99,14 +99,14 @@ class PlainBatchNorm:
             self.var = (1 - self.momentum) * self.var + self.momentum * var
 
     def statistics(self):
-        """Running mean and variance."""
+        """Return running mean and variance."""
         if self.seen:
             rows, w = (np.concatenate(parts) for parts in zip(*self.seen, strict=True))
             self.mean, self.var = mean_and_var(rows, w, self.ddof)
         return self.mean, self.var
 
     def rows(self, a):
-        """(values, C)"""
+        """Return a as (values, C)."""
         return np.moveaxis(np.asarray(a, np.float64), self.axis, -1).reshape(-1, a.shape[self.axis])
 
     def back(self, rows):
@@ -114,7 +114,7 @@ class PlainBatchNorm:
         return np.moveaxis(rows.reshape(*shape, -1), -1, self.axis)
 
     def weights(self, x, weight):
-        """(values, 1), from weights of values or of samples."""
+        """Return weights as (values, 1), from weights of values or of samples."""
         shape = np.delete(x.shape, self.axis)
         weight = np.ones(shape) if weight is None else np.asarray(weight, np.float64)
         return np.broadcast_to(weight.reshape(*weight.shape, *[1] * (len(shape) - weight.ndim)), shape).reshape(-1, 1)
@@ -122,11 +122,11 @@ class PlainBatchNorm:
     # How far a layer may be off -------------------------------------------------------------------------------------
 
     def away_from_zero(self, dy):
-        """dy, but 0 where rounding decides on which side of the ReLU a value is."""
+        """Return dy, with 0 where rounding decides on which side of the ReLU a value is."""
         return np.where(np.abs(self.back(self.z)) < 1e-4, 0, dy).astype(dy.dtype)
 
     def allowed(self, dtype, dy):
-        """Of y, dx, dgamma and dbeta. What the layer and this oracle promise of xhat, carried through the formulas."""
+        """Return allowed errors of y, dx, dgamma and dbeta: those of xhat, here and in the layer, carried through."""
         ratio = np.abs(self.center) * self.rstd
         of_xhat = 2 * normalized_error(dtype, self.xhat, ratio)
         unit = 8 * EPS[np.dtype(dtype)]
@@ -147,7 +147,7 @@ class PlainBatchNorm:
 
 
 def check_step(bn, plain, x, dy, weight=None, **case):
-    """One forward and backward of a layer and of the oracle, with the layer's parameters: the results agree."""
+    """Check that a forward and a backward of a layer and of the oracle agree, with the layer's parameters."""
     plain.gamma, plain.beta = np.array(bn.gamma, np.float64), np.array(bn.beta, np.float64)
     y, want_y = bn(x, weight), plain.forward(x, weight, bn.training)
     dy = plain.away_from_zero(dy)
@@ -163,7 +163,7 @@ def check_step(bn, plain, x, dy, weight=None, **case):
 
 
 def check_running(bn, plain, *, dtype, **case):
-    """Running statistics agree, to the rounding of sums of data of that dtype and of the buffers."""
+    """Check running statistics, to the rounding of sums of data of that dtype and of the buffers."""
     case |= {"dtype": dtype}
     mean, var = plain.statistics()
     unit = EPS[np.dtype(dtype)] + EPS[bn.running_mean.dtype]
@@ -172,7 +172,7 @@ def check_running(bn, plain, *, dtype, **case):
 
 
 def held(layer):
-    """Everything that a layer holds, in bits: to see that a call changed nothing."""
+    """Return everything that a layer holds, as bits, to see that a call has changed nothing."""
     arrays = {name: getattr(layer, name, None) for name in ("running_mean", "running_var")}
     for name in ("gamma", "beta"):
         parameter = getattr(layer, name)

@@ -1,7 +1,7 @@
-"""What test_mpi.py runs on real ranks: `mpiexec -n N python mpi_ranks.py NAME...` calls the functions of these names.
+"""Functions that test_mpi.py runs on real ranks: `mpiexec -n N python mpi_ranks.py NAME...` calls them by name.
 
-Rank 0 prints the name of a function that all ranks have come through, and of how many. A number is how many ranks the
-next functions have, the others look on: ranks take longer to start than to do all of this.
+Rank 0 prints the name of each function that all ranks have completed, and the number of ranks. A number among the names
+says how many ranks run the next functions, while the others wait: starting ranks takes longer than all of this.
 """
 
 import sys
@@ -18,7 +18,7 @@ X, DY = np.random.default_rng(0).standard_normal((2, 60, 4, 3)) * np.arange(1, 5
 
 
 def among(comm):
-    """The functions below run on the ranks of this communicator."""
+    """Let the functions below run on the ranks of this communicator."""
     global COMM, RANK, RANKS, FIRST, LAST, SHARE
     COMM, RANK, RANKS = comm, comm.Get_rank(), comm.Get_size()
     FIRST, LAST = (60 * r * (r + 1) // (RANKS * (RANKS + 1)) for r in (RANK, RANK + 1))  # of this rank's unequal share
@@ -30,7 +30,7 @@ def close(got, want, unit=1e-12):
 
 
 def training():
-    """Ranks with a share each, one of them without a sample in the second step, and one rank with all."""
+    """Ranks with a share each, of which one has no sample in the second step, agree with one rank that has all."""
     bn, whole = bnorm.BatchNorm1d(4, comm=COMM), bnorm.BatchNorm1d(4)
     for begin in (0, 60 * 2 // (RANKS * (RANKS + 1))):  # of the batch of all ranks: the second time rank 0 has nothing
         mine = slice(max(FIRST, begin), max(LAST, begin))
@@ -45,7 +45,7 @@ def training():
 
 
 def merging():
-    """Moments and transformers of all ranks; also those of a communicator with the ranks the other way round."""
+    """Merge moments and transformers of all ranks; also with a communicator that has the ranks in reverse order."""
     table = X[:, :, 0]
     for comm in (COMM, COMM.Split(0, -RANK), COMM.Dup()):
         merged = merge_all(F.moments(table[SHARE]), comm)
@@ -59,7 +59,7 @@ def merging():
 
 
 def failing():
-    """An error on the last rank only is one on all, and all go on."""
+    """An error on the last rank alone is raised on all ranks, and all can go on."""
     bn = bnorm.BatchNorm1d(4, comm=COMM)
     for wrong in (X[:, :3], X[0, 0], "text"):
         try:
@@ -79,7 +79,7 @@ def failing():
 
 
 def hanging():
-    """One rank forgets to call: the others wait for ever, and only a time limit ends it. Each says that it has come."""
+    """One rank does not call, so that the others wait forever, until a time limit. Each prints that it has started."""
     print("here", flush=True)
     if RANK:
         bnorm.BatchNorm1d(4, comm=COMM)(X)
@@ -87,7 +87,7 @@ def hanging():
 
 
 def dying():
-    """A rank that dies of an error outside of the layers takes all with it, under `python -m mpi4py`."""
+    """Under `python -m mpi4py`, a rank that fails outside of the layers ends all ranks."""
     if RANK:
         raise KeyError("of this rank")
     bnorm.BatchNorm1d(4, comm=COMM)(X)

@@ -1,13 +1,13 @@
 """Faults planted one at a time, and the test that sees each: `python tests/support/mutations.py [--save] [WORD ...]`.
 
-It works on a copy of what git would commit, built as this tree is. First all tests must pass there. Of each fault
-(`faults.py`, and `kernel_faults.py`, which are compiled) it then runs the tests that should see it, and reports the
-first that fails. A fault whose place has moved is an error: mend its words.
+It works on a copy of what git would commit, built as this tree is. First all tests must pass there. Then it plants each
+fault (of `faults.py`, and of `kernel_faults.py`, which are compiled), runs the tests that should see it, and reports
+the first that fails. If the code of a fault has changed, this is an error: correct its entry.
 
-    WORD       only faults in whose words, file or tests it stands
+    WORD       only faults that have this word in their description, file or tests
     --kernels  compiled ones too: half a minute each, built for the widest SIMD level and without optimization, which
                changes no bit of a result
-    --save     write the results into docs/faults.md, beside those of others
+    --save     write the results into docs/faults.md, and keep those of other faults
 """
 
 import argparse
@@ -27,12 +27,12 @@ import kernel_faults
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
-LIMIT = 400  # seconds for the tests of a fault: one that makes them hang is seen too
+LIMIT = 400  # seconds for the tests of a fault: a fault that makes them hang is seen too
 SURVIVED = "no test"
 
 
 class Fault(NamedTuple):
-    """what  the fault in words; old, new  what stands there and what is planted; tests  pytest's arguments."""
+    """what: the fault in words; old, new: the code, and the code with the fault; tests: pytest's arguments."""
 
     area: str
     what: str
@@ -59,14 +59,14 @@ where. The tests are those that keep [the guarantees](guarantees.md), and others
 
 
 def planted(text: str, fault: Fault) -> str:
-    """The text with the fault; ValueError if its place has moved."""
+    """Return the text with the fault; ValueError unless its code is there exactly once."""
     if text.count(fault.old) != 1:
         raise ValueError(f"{fault.path}: {fault.what}: expected the place once, found it {text.count(fault.old)} times")
     return text.replace(fault.old, fault.new)
 
 
 def copied(folder: Path, built: bool = True) -> None:
-    """What git would commit, and what has been built in place."""
+    """Copy what git would commit, and what has been built in place."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     compiled = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.suffix in (".so", ".pyd")]
@@ -83,7 +83,7 @@ class Copy:
         self._folder = folder
         copied(folder)
         self._environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        self._environment |= {"CHILD_LIMIT": "120"}  # of processes that a fault makes hang: child.py ends them
+        self._environment |= {"CHILD_LIMIT": "120"}  # seconds: child.py ends processes that a fault makes hang
         if shutil.which("ccache") and "CC" not in os.environ:
             self._environment |= {"CC": "ccache gcc", "CCACHE_BASEDIR": str(folder), "CCACHE_NOHASHDIR": "1"}
         found = self._run("-c", "import bnorm; print(bnorm.__file__)").stdout.strip()
@@ -98,11 +98,11 @@ class Copy:
         )
 
     def build(self) -> None:
-        """Compile what has changed, for the widest SIMD level alone, without optimization, which takes longest."""
+        """Compile what has changed, for the widest SIMD level only, without optimization, which would take longest."""
         from bnorm.kernels import cpu
 
         self._environment |= {"BNORM_LEVELS": cpu.simd_levels()[-1], "BNORM_DEBUG": "1"}
-        for loops in ("loops", "exact", "extremes"):  # of other levels
+        for loops in ("loops", "exact", "extremes"):  # remove those of other levels
             for path in (self._folder / "src/bnorm/kernels/cpu" / loops).glob("*.so"):
                 if path.name.split(".")[0] not in ("entries", cpu.simd_levels()[-1]):
                     path.unlink()
@@ -111,7 +111,7 @@ class Copy:
             raise SystemExit(done.stderr[-3000:])
 
     def refuse_failing(self, chosen: Sequence[Fault]) -> None:
-        """SystemExit if one of their tests fails without any fault: it would see them all."""
+        """Raise SystemExit if one of their tests fails without any fault: it would seem to see them all."""
         if chosen[0].compiled:
             self.build()
         tests = dict.fromkeys(" ".join(fault.tests for fault in chosen).split())
@@ -120,7 +120,7 @@ class Copy:
             raise SystemExit(f"{seen} fails without any fault")
 
     def seen_by(self, fault: Fault) -> str:
-        """The first test that sees the fault, or SURVIVED."""
+        """Return the first test that sees the fault, or SURVIVED."""
         path = self._folder / fault.path
         before = path.read_text(encoding="utf-8")
         path.write_text(planted(before, fault), encoding="utf-8")
@@ -148,13 +148,13 @@ class Copy:
 
 
 def known() -> dict[str, str]:
-    """What the page says of each fault."""
+    """Return what the page says of each fault."""
     rows = re.findall(r"^\| (.+?) \| `.+?` \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return dict(rows)
 
 
 def page(results: dict[str, str]) -> str:
-    """The page, of all faults of which a result is known."""
+    """Return the page, with all faults whose result is known."""
     lines = [HEADER]
     for area in dict.fromkeys(fault.area for fault in FAULTS):
         lines += [f"## {area}", "", "| fault | in | seen by |", "| --- | --- | --- |"]

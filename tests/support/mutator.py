@@ -8,7 +8,7 @@ NUMBERS = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
 def mutated(whole: bytes, rng: Random) -> bytes:
-    """One variant: one to four faults, each of a kind and at a place that the seed chooses."""
+    """Return a variant with one to four faults, whose kinds and places are random."""
     data = bytearray(whole)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         if not data:
@@ -25,7 +25,7 @@ def mutated(whole: bytes, rng: Random) -> bytes:
                 del data[at:]
             case 4:  # a piece is missing
                 del data[at : at + size]
-            case 5:  # a piece stands there twice
+            case 5:  # a piece is there twice
                 data[at:at] = data[at : at + size]
             case 6:  # a page of zeros
                 data[at : at + size] = bytes(len(data[at : at + size]))
@@ -39,7 +39,7 @@ def mutated(whole: bytes, rng: Random) -> bytes:
 
 
 def variants(whole: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
-    """So many of them, the same for the same seed."""
+    """Yield `count` variants, the same for the same seed."""
     rng = Random(seed)
     for _ in range(count):
         yield mutated(whole, rng)

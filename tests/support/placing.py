@@ -4,7 +4,7 @@ import numpy as np
 
 
 def moved(a, by):
-    """A copy that begins `by` values into a line of the cache."""
+    """Return a copy that begins `by` values after the beginning of a cache line."""
     room = np.empty(a.size + 128, a.dtype)
     start = (-room.ctypes.data % 64) // a.itemsize + by
     copy = room[start : start + a.size].reshape(a.shape)

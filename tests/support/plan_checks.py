@@ -18,10 +18,10 @@ many = settings(max_examples=4 * settings.default.max_examples, deadline=None)
 
 
 def positions(launch):
-    """The element that every step of every thread begins at, and how many it takes: what the kernels compute."""
+    """Return the element at which each step of each thread begins, and how many it takes, as computed by kernels."""
     f = fields(launch)
     _, _, vector, wide, across, *_ = parameters(launch)
-    tiles = f["columns"] if launch.family == "clusters" else launch.grid[0]  # clusters go on from one to the next
+    tiles = f["columns"] if launch.family == "clusters" else launch.grid[0]  # clusters go on from tile to tile
     columns = np.arange(tiles * across)[:, None] * wide
     steps = np.arange(f["chunks"] * f["chunk"])[None, :]
     at = columns * f["base"] + steps // f["run"] * f["jump"] + steps % f["run"] * f["unit"]
@@ -29,12 +29,12 @@ def positions(launch):
 
 
 def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
-    """What join_last of joins.cu writes to: the sums of all chunks, behind them those of bunches, and the tickets."""
+    """Check what join_last of joins.cu writes to: the sums of all chunks, then those of bunches, and the tickets."""
     chunks, bunch, columns = f[chunks], f["bunch"], f["columns"]
     if has_few(plan.launches[0]):  # a tile joins the columns of a channel first
         chunks, columns = chunks * plan.launches[0].grid[0], channels
     assert 1 <= bunch <= chunks
-    if plan.launches[0].meeting:  # sums alone, but of moments for two rounds, and one more ticket
+    if plan.launches[0].meeting:  # only sums, for moments those of two rounds, and one more ticket
         assert plan.partial == max(parts * chunks * columns, plan.otherwise.partial)
         assert plan.tickets == max(groups * parts // 2, plan.otherwise.tickets)
         return
@@ -47,7 +47,7 @@ def check_workspace(plan, f, parts, groups, channels, chunks="chunks"):
 
 
 def check_groups(launch):
-    """A group of tiles, all of whose blocks count to one ticket, has all columns of its channels."""
+    """Check that a group of tiles, whose blocks share one ticket, has all columns of its channels."""
     f = fields(launch)
     _, _, _, wide, across, *_ = parameters(launch)
     if f["copies"] > 1:

@@ -1,4 +1,4 @@
-"""What test_threads.py runs in a process of its own: `python processes.py NAME` calls the function of that name."""
+"""Functions that test_threads.py runs in processes of their own: `python processes.py NAME` calls one."""
 
 import concurrent.futures
 import contextlib
@@ -17,12 +17,12 @@ import bnorm.functional as F
 from bnorm.kernels import cpu
 from bnorm.kernels.cpu import threads
 
-X = np.random.default_rng(0).standard_normal((4000, 64)).astype("f4")  # enough for every thread there is
+X = np.random.default_rng(0).standard_normal((4000, 64)).astype("f4")  # enough for all threads
 SMALL = X[:640].reshape(64, 640)  # enough for two tasks, not for two threads
 
 
 def answer(_=None):
-    """The bytes of a forward and a backward, layer norm too; every pass of them uses all threads."""
+    """Return the bytes of forwards and backwards of batch and layer norm; every pass of them uses all threads."""
     results = []
     for y, saved in (F.batch_norm(X), F.layer_norm(X, np.ones(64), normalized_shape=64)):
         results += [y, *F.backward(X, saved)[:2]]
@@ -33,12 +33,12 @@ def answer(_=None):
 
 
 def started():
-    """Threads that the system knows in this process."""
+    """Return the number of threads that the system knows in this process."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def starts(wanted, call):
-    """A call starts so many threads and no more; on a busy machine it may do without some for a while."""
+    """Check that a call starts this many threads and no more; on a busy machine it may use fewer for a while."""
     before, most = started(), 0
     for _ in range(50):
         while threads.resting():
@@ -51,7 +51,7 @@ def starts(wanted, call):
 
 
 def threads_from_the_environment():
-    """OMP_NUM_THREADS=3: the caller and two more, and none for little work."""
+    """OMP_NUM_THREADS=3: the caller and two more threads, but none for little work."""
     assert bnorm.get_num_threads() == 3
     starts(0, lambda: F.batch_norm(SMALL))
     starts(2, answer)
@@ -64,7 +64,7 @@ def threads_of_a_table(shape):
 
 
 def threads_that_were_set():
-    """OMP_NUM_THREADS=3, and then what the program says, more or less."""
+    """OMP_NUM_THREADS=3, and then the number that the program sets, larger or smaller."""
     for n in (1, 2, 5, 3):
         bnorm.set_num_threads(n)
         assert bnorm.get_num_threads() == n
@@ -75,12 +75,12 @@ def threads_that_were_set():
 
 
 def threads_that_the_system_refuses():
-    """OMP_NUM_THREADS=3, and no more processes for this user: one thread computes all, and more do when they may."""
+    """OMP_NUM_THREADS=3, and no new processes for this user: one thread computes everything, and more when allowed."""
     import resource
 
     _, most = limits = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.getuid() == 0:
-        os.setuid(54321)  # a limit is none for root
+        os.setuid(54321)  # the limit does not apply to root
     want, got = [], []
     thread = threading.Thread(target=lambda: want.append(answer()))  # a thread whose workers end with it
     thread.start()
@@ -92,12 +92,12 @@ def threads_that_the_system_refuses():
     resource.setrlimit(resource.RLIMIT_NPROC, limits)
     starts(2, lambda: got.append(answer()))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
-    starts(0, lambda: got.append(answer()))  # those there are go on
-    assert set(got) == set(want)  # a busy machine makes more than three calls of it
+    starts(0, lambda: got.append(answer()))  # threads that exist can be used
+    assert set(got) == set(want)  # on a busy machine there are more than three calls
 
 
 def threads_without_memory(refused):
-    """OMP_NUM_THREADS=3 in an address space with room for 1 GB: stacks that need more leave one thread."""
+    """OMP_NUM_THREADS=3 in an address space with 1 GB left: if stacks need more, only one thread remains."""
     import resource
 
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
@@ -107,7 +107,7 @@ def threads_without_memory(refused):
 
 
 def rows_without_scratch():
-    """A row of 2^26 values without gamma and beta, in place, where there is no room for a gamma and a beta as long."""
+    """A row of 2^26 values without gamma and beta, in place: there is no memory for a gamma and beta of that length."""
     import resource
 
     cpu.set_num_threads(1)
@@ -143,15 +143,15 @@ def show():
 
 
 def runtimes():
-    """Whether bnorm has brought an OpenMP runtime, as threadpoolctl sees it."""
+    """Print whether bnorm has loaded an OpenMP runtime, as threadpoolctl sees it."""
     from threadpoolctl import threadpool_info
 
     print(any(pool["user_api"] == "openmp" for pool in threadpool_info()))
 
 
 def without_the_lock():
-    """The kernels let other Python threads run. A thread that waits for the interpreter's lock insists after a hundred
-    seconds only, so that the counter moves during a call if, and only if, the call has let go."""
+    """The kernels let other Python threads run. A thread that waits for the interpreter's lock demands it only after a
+    hundred seconds, so that the counter moves during a call if, and only if, the call has released the lock."""
     bnorm.set_num_threads(1)
     x, weight, out = np.ones((1 << 21, 4), "f4"), np.ones((1 << 21, 1)), np.empty((1 << 21, 4), "f4")
     rows, row_out = x.reshape(-1, 1, 1024, 1), out.reshape(-1, 1, 1024, 1)
@@ -198,7 +198,7 @@ def without_the_lock():
 
 
 def fork(child):
-    """Run `child` in a child process; an error there is one here."""
+    """Run `child` in a child process; an error there is raised here."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -214,7 +214,7 @@ def fork(child):
 
 
 def right(want):
-    """A function that computes the answer again and wants it to be the same."""
+    """Return a function that computes the answer again, and checks that it is the same."""
 
     def check():
         assert answer() == want
@@ -248,7 +248,7 @@ def fork_of_a_fork():
 
 
 def fork_in_another_thread():
-    """Which has threads of its own, or has none; those of the first are lost in the child either way."""
+    """The thread has workers of its own, or none; those of the first thread are lost in the child in either case."""
     check = right(answer())
 
     def second(used):
@@ -305,7 +305,7 @@ def fork_by_multiprocessing():
 
 
 def pool_of(kind):
-    """Two worker processes, started in this way."""
+    """Return a pool of two worker processes, started in this way."""
     if kind == "loky":
         from joblib.externals.loky import ProcessPoolExecutor
 
@@ -314,7 +314,7 @@ def pool_of(kind):
 
 
 def pools(*kinds):
-    """Pools of these kinds, one after the other, each while the one before it is still there."""
+    """Use pools of these kinds, one after the other, while those before still exist."""
     want = answer()
     with contextlib.ExitStack() as stack:
         for kind in kinds:
@@ -324,7 +324,7 @@ def pools(*kinds):
 
 
 def runtimes_of_three():
-    """PyTorch's OpenMP runtime, that of scikit-learn and this one, by turns, each with threads; a fork after each."""
+    """Use the OpenMP runtimes of PyTorch, scikit-learn and bnorm in turns, each with threads, and fork after each."""
     import torch
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -342,7 +342,7 @@ def runtimes_of_three():
 
 
 def in_threads(*functions):
-    """Run the functions at once, each in a thread; an error there is one here."""
+    """Run the functions at the same time, each in a thread; an error there is raised here."""
     errors = []
 
     def guarded(function):

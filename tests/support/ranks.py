@@ -1,4 +1,4 @@
-"""Ranks for tests: threads of this process, or real ones of MPI that are never waited for beyond a time limit."""
+"""Ranks for tests: threads of this process, or real ranks of MPI, for which tests wait no longer than a time limit."""
 
 import shutil
 import sys
@@ -27,7 +27,7 @@ class Threads:
 
 
 def in_threads(n, function):
-    """`function(rank, comm)` on n ranks at once: what each returned, or the exception that it raised."""
+    """Call `function(rank, comm)` on n ranks at once. Return what each returned, or the exception that it raised."""
     board, barrier = [None] * n, threading.Barrier(n, timeout=LIMIT)
     results = [None] * n
 
@@ -48,7 +48,7 @@ def in_threads(n, function):
 
 
 def all_of(n, function):
-    """The same, where every rank has to succeed."""
+    """The same if every rank must succeed."""
     results = in_threads(n, function)
     for result in results:
         if isinstance(result, Exception):
@@ -57,7 +57,7 @@ def all_of(n, function):
 
 
 def launcher():
-    """The path of mpiexec: that of this environment, or else of the system."""
+    """Return the path of mpiexec: that of this environment, or else of the system."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
@@ -67,7 +67,7 @@ needs_mpi = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join
 
 
 def with_mpi(n, script, *args, timeout=LIMIT, python=()):
-    """`mpiexec -n N python ... script args...`: the finished process. Scripts are looked for in this folder.
+    """Run `mpiexec -n N python ... script args...`, and return the finished process. Scripts are in this folder.
 
     TimeoutExpired after the limit, and then all ranks are killed.
     """

@@ -1,4 +1,4 @@
-"""Rules that put an object by and take it up again, for the stateful tests of what has a state."""
+"""Rules that copy, or save and load, an object, for the stateful tests of objects with a state."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ def pickled(t: Any) -> Any:
 
 
 class Copied(RuleBasedStateMachine):
-    """What the test holds is `t`. A subclass has `disturb`, which does to the original what no copy may see."""
+    """The test's object is `t`. `disturb`, of a subclass, changes an original in a way that no copy may show."""
 
     t: Any
 
@@ -26,13 +26,13 @@ class Copied(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from([copy.deepcopy, pickled]))
     def copied(self, how: Any) -> None:
-        """The copy goes on; what the original learns later is its own."""
+        """Continue with a copy; what the original learns later must not change it."""
         original, self.t = self.t, how(self.t)
         self.disturb(original)
 
 
 class Restored(Copied):
-    """What can be saved, too."""
+    """The same for objects that can also be saved."""
 
     @rule(suffix=st.sampled_from([".npz", ".safetensors"]))
     def store(self, suffix: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows, and time stamps so many seconds after a start."""
+"""Rows, and time stamps given in seconds after a start."""
 
 import numpy as np
 
@@ -11,5 +11,5 @@ def table(n, features=3, seed=0):
 
 
 def seconds(*given):
-    """Time stamps so many seconds after the start."""
+    """Return time stamps this many seconds after the start."""
     return START + (np.asarray(given, float).ravel() * S).astype(np.int64).astype("m8[ns]")

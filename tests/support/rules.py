@@ -1,4 +1,4 @@
-"""Running statistics as the kernels take them, and the calls that move them."""
+"""Running statistics as the kernels take them, and the calls that update them."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from bnorm.running import CHANNELS, Statistics
 
 
 def rule(mean, var, momentum, seen=None, ddof=0, nonfinite="skip"):
-    """That of a layer's statistics, on these very arrays: averaged, or pooled where `seen` is given."""
+    """Return the rule of a layer's statistics, which uses these arrays: averaged, or pooled if `seen` is given."""
     statistics = Statistics(mean, var, None if seen is not None else momentum, ddof, nonfinite)
     if seen is not None:
         statistics.place({"seen": seen})
@@ -15,7 +15,7 @@ def rule(mean, var, momentum, seen=None, ddof=0, nonfinite="skip"):
 
 
 def forward(kernels, x, *args, running, **options):
-    """A forward whose batch moves the statistics: y, stats, count, and the channels that were left alone."""
+    """Run a forward whose batch updates the statistics: y, stats, count, and how many channels were left alone."""
     if not isinstance(kernels, Backend):
         kernels = Backend("", kernels)
     there = [kernels.up(a) for a in (x, *args)]
@@ -26,7 +26,7 @@ def forward(kernels, x, *args, running, **options):
 
 
 def move(kernels, running, count, mean, var):
-    """Move them by a batch known by its variance."""
+    """Update statistics by a batch that is given by its variance."""
     if not isinstance(kernels, Backend):
         kernels = Backend("", kernels)
     with np.errstate(all="ignore"):
@@ -35,5 +35,5 @@ def move(kernels, running, count, mean, var):
 
 
 def left_alone(running, left):
-    """The channels that a batch has left alone: of statistics on a device, which counts them itself, that any has."""
+    """Return how many channels a batch has left alone; on a device, which counts them itself, any batch so far."""
     return left if running.left is None else int(running.left[CHANNELS:][: running.mean.size].sum())

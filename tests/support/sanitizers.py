@@ -6,8 +6,8 @@ tests/kernels, or what is asked for, in it. Names are those of -fsanitize:
     address,undefined   accesses out of bounds or after a free; what C leaves undefined
     thread              races: THREADED below, and every kernel on three threads
 
-GNU's OpenMP runtime is not compiled for ThreadSanitizer, which would take each of its barriers for a race: a small
-library (openmp_for_tsan.c) tells it what they order. `thread_sanitizer.txt` lists what is reported and is no race.
+GNU's OpenMP runtime is not compiled for ThreadSanitizer, which would report a race at each of its barriers: a small
+library (openmp_for_tsan.c) tells it what they order. `thread_sanitizer.txt` lists reports that are not races.
 
 Exit status: that of pytest, or 1 if a sanitizer reported anything.
 """
@@ -21,18 +21,18 @@ from tempfile import TemporaryDirectory
 from mutations import copied
 
 HERE = Path(__file__).parent
-TESTS = ["tests/kernels", "--ignore=tests/kernels/test_fences.py"]  # whose faults are for a handler of their own
+TESTS = ["tests/kernels", "--ignore=tests/kernels/test_fences.py"]  # it has a fault handler of its own
 THREADED = ["tests/kernels/test_buffers.py", "tests/kernels/test_exact_sums.py", "tests/kernels/test_groups.py"]
 THREADED += ["tests/kernels/test_threads.py", "tests/kernels/test_pieces.py", "tests/layers/test_vjp.py"]
-# Not these: they count the threads of a process, and the sanitizer has one of its own; leave no memory for more; or
-# start threads in the fork of a thread, for which it has no room.
+# Not these tests: they count the threads of a process, of which the sanitizer has one itself; or they leave too little
+# memory for it; or they start threads after a fork in a thread, which it cannot handle.
 OTHERS = "who_says", "few_rows", "rows_without", "team_without", "refuses", "stacks", "another_thread"
 THREADED += ["-k", " and ".join(f"not {name}" for name in OTHERS)]
 SETTINGS = {
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "TSAN_OPTIONS": f"exitcode=66:die_after_fork=0:history_size=7:suppressions={HERE / 'thread_sanitizer.txt'}",
-    "PYTHONMALLOC": "malloc",  # what Python allocates is watched too
+    "PYTHONMALLOC": "malloc",  # so that Python's memory is watched too
 }
 
 
@@ -42,7 +42,7 @@ def library(name: str) -> str:
 
 
 def preloaded(names: str, folder: str) -> str:
-    """The libraries that a process needs before all others."""
+    """Return the libraries that a process must load before all others."""
     if names != "thread":
         return f"{library('libasan.so')} {library('libubsan.so')}"
     told = f"{folder}/openmp_for_tsan.so"
@@ -63,7 +63,7 @@ def main(names: str, *asked: str) -> int:
         subprocess.run(build, cwd=folder, env=environment, check=True)
         environment |= SETTINGS | {"LD_PRELOAD": preloaded(names, folder)}
         python = [sys.executable]
-        if names == "thread":  # whose memory has fixed places, and kernels on several threads
+        if names == "thread":  # needs fixed addresses; first run all kernels on several threads
             python = ["setarch", "-R", sys.executable]
             bits = [*python, "tests/support/bits.py", "3"]
             done = subprocess.run(bits, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=False)

@@ -1,4 +1,4 @@
-"""Tables in every container that a StandardScaler takes, and scalers of both libraries."""
+"""Tables in every container that a StandardScaler accepts, and scalers of both libraries."""
 
 import numpy as np
 import pytest

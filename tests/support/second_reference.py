@@ -1,4 +1,4 @@
-"""Derivatives of the backward passes in plain NumPy: the twin of kernels/cpu/second.pyx, and its oracle.
+"""Derivatives of the backward passes in plain NumPy: the reference for kernels/cpu/second.pyx.
 
 float16 and float32 are computed in float64, float64 in long double. Names as there: u = (x - mean) / std, g is dy
 before the activation, v = ddx, k = ddgamma, q = ddbeta.
@@ -10,7 +10,7 @@ from bnorm.kernels import reference
 
 
 def channels(ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta):
-    """d_dy, dx, dgamma for arrays (outer, C, inner), and weight (outer, inner)."""
+    """Return d_dy, dx, dgamma for arrays (outer, C, inner), and weight (outer, inner)."""
     wide = np.longdouble if x.dtype == np.float64 else np.float64
     (mean, _, r, a, shift), n = (row.astype(wide)[:, None] for row in stats), count or 1.0
     k, q = (np.zeros_like(r) if p is None else p.astype(wide)[:, None] for p in (ddgamma, ddbeta))
@@ -32,7 +32,7 @@ def channels(ddx, dy, x, stats, count, weight, act, frozen, ddgamma, ddbeta):
 
 
 def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta):
-    """d_dy, dx, dgamma for arrays (N, G, K, L); rule 1: divided by the mean square, and never centered."""
+    """Return d_dy, dx, dgamma for arrays (N, G, K, L). rule 1: divide by the root of the mean square, not centered."""
     wide = np.longdouble if x.dtype == np.float64 else np.float64
     groups, channels = x.shape[1:3]
 
@@ -62,5 +62,5 @@ def rows(ddx, dy, x, mean, rstd, gamma, beta, rule, act, ddgamma, ddbeta):
 
 
 def _product(w, values):
-    """0 where w is, whatever the value: padding may be NaN."""
+    """Return w times values; 0 where w is 0, whatever the value: padding may be NaN."""
     return np.where(w == 0, 0, w * values)

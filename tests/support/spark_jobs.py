@@ -1,4 +1,4 @@
-"""What test_spark.py runs in processes of their own: `python spark_jobs.py MASTER NAME` calls that function.
+"""Functions that test_spark.py runs in processes of their own: `python spark_jobs.py MASTER NAME` calls one.
 
 A master that begins with "connect:" is used through Spark Connect.
 """
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def session(master):
-    """A session whose workers have this interpreter and what tests import."""
+    """Return a session whose workers have this interpreter and the import path of the tests."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
     builder = SparkSession.builder
@@ -43,14 +43,14 @@ def fitted(**mode):
 
 
 def in_parts(here):
-    """The table in seven partitions, of which some are empty and one has one row."""
+    """Return the table in seven partitions, of which some are empty and one has one row."""
     df = here.createDataFrame(table()[0])
     rest = df.where("s != 'text 3'").repartition(4, "s")
     return df.where("false").union(df.where("s = 'text 3'").coalesce(1)).union(rest)
 
 
 def statistics(here):
-    """Those of one machine; the same digest, whatever the partitions."""
+    """Check that statistics are those of one machine, with the same digest for any partitions."""
     df = in_parts(here)
     t = spark.fit(bnorm.BatchNormTransformer(momentum=None), df, COLUMNS)
     close(t, fitted())
@@ -64,7 +64,7 @@ def statistics(here):
 
 
 def killed(here, victim):
-    """A worker dies in the middle of a partition of which it has read a part. The partition is computed again."""
+    """A worker dies after it has read a part of a partition. The partition is computed again."""
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "killed"
         df = here.createDataFrame(table()[0])
@@ -90,7 +90,7 @@ def this_process():
 
 
 def its_executor():
-    """The Java process that has started the daemon that has forked this worker."""
+    """Kill the Java process that has started the daemon that has forked this worker."""
     daemon = os.getppid()
     executor = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(executor, 9)

@@ -1,4 +1,4 @@
-"""A plain model of a stream, from the documents: all rows with their weights and ages, in long double."""
+"""A plain model of a stream, as documented: all rows with their weights and ages, in long double."""
 
 import copy
 
@@ -15,7 +15,7 @@ LEFT = st.integers(0, 40)
 
 
 def batch(n, seed):
-    """Rows far from zero in one feature; some values missing, some rows equal."""
+    """Return rows that are far from zero in one feature; for some seeds values are missing, or all rows are equal."""
     rng = np.random.default_rng([n, seed])
     x = rng.normal(3.0, 2.0, (n, C)) * [1.0, 1e-3] + [0.0, 1e4]
     if seed % 3 == 0:
@@ -30,24 +30,24 @@ def weights(n, seed):
 
 
 def when(n, seed):
-    """Seconds of some rows, in no order; some are equal."""
+    """Return the seconds of some rows, in no order; some are equal."""
     rng = np.random.default_rng([seed, n, 9])
     return seed % 13 + rng.integers(0, 8, n) / 2
 
 
 def timed(seconds):
-    """What gives rows these times."""
+    """Return the argument that gives rows these times."""
     return {} if seconds is None else {"times": START + (seconds * 1e9).astype("m8[ns]")}
 
 
 def close(got, want, unit):
-    """To 1e-12 of a unit; NaN where there is no number."""
+    """Check numbers to 1e-12 of a unit; NaN must be in the same places."""
     assert (np.isnan(got) == np.isnan(want)).all(), (got, want)
     assert not (np.abs(got - want) > 1e-12 * unit).any(), (got, want)
 
 
 class Rows:
-    """All rows of a stream: values, weights, and how many rows came later, or seconds, if rows have times."""
+    """All rows of a stream: values, weights, and ages: how many rows came later, or seconds if rows have times."""
 
     def __init__(self):
         self.x, self.w, self.age = np.empty((0, C), np.longdouble), np.empty(0), np.empty(0)
@@ -64,7 +64,7 @@ class Rows:
         self.batches += 1
 
     def unite(self, other):
-        """Of streams that end together, or have times."""
+        """Unite two streams that end at the same time, or whose rows have times."""
         if self.latest is not None:
             latest = max(self.latest, other.latest)
             for one in (self, other):
@@ -73,13 +73,13 @@ class Rows:
         self.batches += other.batches
 
     def within(self, age):
-        """Those that are not older."""
+        """Return the rows that are not older."""
         some = copy.copy(self)
         some.x, some.w, some.age = (a[self.age <= age] for a in (self.x, self.w, self.age))
         return some
 
     def described(self, fade, ddof):
-        """Mean, variance, and the weight that has been seen."""
+        """Return mean, variance, and the sum of the weights before fading."""
         here = ~np.isnan(self.x)
         w = here * (self.w * fade(self.age))[:, None].astype(np.longdouble)
         total, v = w.sum(0), np.where(here, self.x, 0)
@@ -92,7 +92,7 @@ class Rows:
 
 
 def of(machine, share):
-    """The test of a machine: of this part of the examples that the profile asks for."""
+    """Return the test of a machine, with this share of the examples that the profile asks for."""
     test = machine.TestCase
     test.settings = settings(max_examples=max(3, int(settings.default.max_examples * share)), deadline=None)
     test.pytestmark = [pytest.mark.filterwarnings("ignore:.*a batch of one row has no variance:UserWarning")]

@@ -1,4 +1,4 @@
-"""A pytest plugin: scikit-learn's tests see bnorm's StandardScaler under the name of their own."""
+"""A pytest plugin: scikit-learn's own tests get bnorm's StandardScaler in the place of theirs."""
 
 
 def pytest_configure():

@@ -13,18 +13,18 @@ from bnorm.kernels.cpu import threads
 
 
 def move_to(cores):
-    """All threads of this process."""
+    """Move all threads of this process to these cores."""
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), cores)
 
 
 def without_cores():
-    """OMP_NUM_THREADS=2, both on one core: a call takes about as long as with one thread, and others use the core.
+    """OMP_NUM_THREADS=2, both on one core: a call takes about as long as with one thread, although others use the core.
 
-    By turns, so that a neighbour who takes the core is in the way of both. `limit_caller` forgets nothing of the team.
+    Measured in turns, so that other programs on the core slow both. `limit_caller` keeps what is known about the team.
     """
     x = np.zeros((1024, 256), "f4")
-    F.batch_norm(x)  # the runtime has seen all cores: it would not let its threads wait otherwise
+    F.batch_norm(x)  # first, so that the runtime sees all cores: otherwise it would not let its threads wait
     move_to({min(os.sched_getaffinity(0))})
     took: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(40):
@@ -38,27 +38,27 @@ def without_cores():
 
 
 def called(x):
-    """A call, and until the caller rests no more."""
+    """Make a call, and wait until the caller no longer rests."""
     F.batch_norm(x)
     while threads.resting():
         pass
 
 
 def that_has_slept():
-    """OMP_NUM_THREADS=2, both on one core, so that the second one comes too late: the next times that the caller has
-    slept it works alone, longer than anybody rests, until it is told to trust the others again."""
+    """OMP_NUM_THREADS=2, both on one core, so that the second thread comes too late. From then on the caller works
+    alone whenever it has slept, for longer than any rest, until it is told to trust the others again."""
     x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
-    called(x)  # the runtime has seen all cores
+    called(x)  # first, so that the runtime sees all cores
     time.sleep(0.05)
     assert not threads.resting()
     move_to({min(cores)})
     called(x)
     time.sleep(0.05)
-    F.batch_norm(x)  # too late, and the caller had slept
+    F.batch_norm(x)  # the second thread is too late, and the caller had slept
     move_to(cores)
     time.sleep(2.1)
     assert threads.resting()
-    while threads.resting():  # until the others could be awake
+    while threads.resting():  # until the others have had time to wake
         pass
     time.sleep(0.05)
     assert threads.resting()
@@ -67,7 +67,7 @@ def that_has_slept():
 
 
 def that_wakes():
-    """The same, but the caller does not rest after the first call that is late: it may be what parts the threads."""
+    """The same, but the caller does not rest after the first late call, as that call may spread the threads."""
     x, cores = np.zeros((1024, 256), "f4"), os.sched_getaffinity(0)
     seen = set()
     for _ in range(20):
@@ -79,7 +79,7 @@ def that_wakes():
         F.batch_norm(x)
         rests = threads.resting()
         time.sleep(0.05)
-        seen.add((threads.resting(), rests))  # the first: it came too late
+        seen.add((threads.resting(), rests))  # the first is true if the second thread came too late
         if (True, False) in seen:
             return
     raise AssertionError(seen)
