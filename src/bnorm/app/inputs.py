@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Generator, Iterator, Sequence
-from glob import glob  # of paths that may be absolute, which those of pathlib may not
+from glob import glob  # pathlib's glob takes no absolute paths
 from pathlib import Path
 from typing import Any
 

@@ -145,7 +145,7 @@ class _Parquet:
         if self._writer.is_open:  # an error came before this
             with suppress(Exception):
                 self._writer.close()
-            self._writer.is_open = False  # else it closes itself again later, when the file is closed already
+            self._writer.is_open = False  # otherwise it closes itself again later, when the file is closed already
 
     def _flush(self) -> None:
         if self._waiting:

@@ -1,7 +1,7 @@
 """Dask collections: their blocks, and tree reductions over them. This module is imported only if there is a collection.
 
 A block is an array or a pandas frame that Dask computes in one piece. Blocks are never concatenated. The results of
-neighbouring blocks are merged in their order, so the result does not depend on the scheduler.
+neighboring blocks are merged in their order, so the result does not depend on the scheduler.
 """
 
 from collections.abc import Callable, Sequence

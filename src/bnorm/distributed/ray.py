@@ -189,6 +189,6 @@ def _kinds(data: Dataset) -> dict[str, int | None]:
 
 
 def _kinds_of(schema: Any) -> dict[str, int | None]:
-    if not isinstance(schema, pa.Schema):  # that of pandas blocks
+    if not isinstance(schema, pa.Schema):  # the schema of pandas blocks
         schema = pa.schema(list(zip(schema.names, schema.types, strict=True)))
     return {field.name: kind_of(field.type) for field in schema}

@@ -51,7 +51,7 @@ class Entry:
 
     def array(self) -> ndarray:
         a = np.frombuffer(self._read(), np.uint8 if self.dtype.kind == "b" else self.dtype).reshape(self.shape)
-        if self.dtype.kind == "b":  # a hostile file has bytes that are no bools
+        if self.dtype.kind == "b":  # a hostile file may have bytes that are not bools
             a = a != 0
         return a.astype(self.dtype.newbyteorder("="))  # a copy, which is writeable
 

@@ -86,5 +86,5 @@ def _begun(place: Path) -> tuple[Path, BinaryIO]:
 
 
 def _shortened(name: str) -> str:
-    """As much of a name as leaves room for more: file systems allow 255 bytes."""
+    """Cut a name so that more can be added to it: file systems allow 255 bytes."""
     return os.fsencode(name)[:200].decode(sys.getfilesystemencoding(), errors="ignore")

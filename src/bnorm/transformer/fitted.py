@@ -89,7 +89,7 @@ class Fitted:
 
     @property
     def column(self) -> str | None:
-        """The name of the column of times, which is no feature."""
+        """The name of the column of times, which is not a feature."""
         return None if self.zero is None else self.zero.column
 
     @property

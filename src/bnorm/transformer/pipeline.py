@@ -1,4 +1,4 @@
-"""`partial_fit` for a whole scikit-learn Pipeline, which has none.
+"""`partial_fit` for scikit-learn's Pipeline, which has none.
 
 Copies of the steps learn from the batch. When all copies have learned, the steps take over what they have learned, in
 one compiled call. So an error or an interrupt changes nothing, wherever it comes.

@@ -233,7 +233,7 @@ def _parameters(given: Any) -> dict[str, Any]:
     )
     for length in (halflife, window):
         if type(length) is str:
-            durations.nanoseconds(length)  # ValueError for a text that is no length of time
+            durations.nanoseconds(length)  # ValueError for a text that is not a length of time
     rules = [
         momentum is None or (type(momentum) in (int, float) and 0 < momentum <= 1),
         halflife is None or type(halflife) is str or (type(halflife) in (int, float) and 0 < halflife < inf),
