@@ -4,9 +4,7 @@ Integers do not depend on the order in which they were added, so neither do exac
 values, on how they were cut into batches, on threads or machines. They can be subtracted too.
 """
 
-from collections.abc import Callable, Iterable
-from math import inf, isinf, isqrt, nan
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
@@ -14,6 +12,7 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.integers import BITS, Integers
 from bnorm.kernels import BACKENDS, moved, view
+from bnorm.kernels.cpu.exact.entries import impossible, rounded, variances
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
@@ -58,10 +57,9 @@ class ExactMoments(Moments):
     @property
     def _parts(self) -> ndarray:  # type: ignore[override]
         if self._rounded is None:
-            rows = [channel.parts() for channel in self._channels()]
-            rounded = np.array(rows, np.float64).reshape(len(rows), 4).T.copy()
-            rounded.flags.writeable = False
-            self._rounded = rounded  # at last: another thread may take it from now on
+            parts = rounded(self._counts, self._sums)
+            parts.flags.writeable = False
+            self._rounded = parts  # at last: another thread may take it from now on
         return self._rounded
 
     @property
@@ -72,18 +70,13 @@ class ExactMoments(Moments):
 
     def var(self, ddof: float = 0) -> ndarray:
         """The variance per channel, m2 / (count - ddof), rounded once; NaN where count - ddof is not above 0."""
-        return self._each(ddof, _divided)
+        ddof = checks.ddof("Moments", ddof)
+        return variances(self._counts, self._sums, ddof, False).reshape(self._shape)
 
     def std(self, ddof: float = 0) -> ndarray:
         """The square root of the variance, to within one last place."""
-        return self._each(ddof, _root)
-
-    def _each(self, ddof: float, function: Callable[[int, int, int], float]) -> ndarray:
-        """A function of the variance of each channel; NaN where there is none."""
         ddof = checks.ddof("Moments", ddof)
-        of = [(channel.var(ddof), channel.unit) for channel in self._channels()]
-        values = [nan if var is None else function(*var, unit) for var, unit in of]
-        return np.array(values, np.float64).reshape(self._shape)
+        return variances(self._counts, self._sums, ddof, True).reshape(self._shape)
 
     def rounded(self) -> Moments:
         """Plain moments of the same values: count, mean and m2 as float64."""
@@ -159,8 +152,8 @@ class ExactMoments(Moments):
             mine, others = (s[0] if len(s) == 1 else s for s in (self._shape, other._shape))
             raise ValueError(f"Moments: expected {mine} channels to subtract, got {others}")
         left = self.combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be taken out
-        c = left._impossible()
-        if c is not None:
+        c = impossible(left._counts, left._sums)
+        if c >= 0:
             raise ValueError(
                 "Moments: expected the moments of a part of these values to subtract, got others: no values have the "
                 f"count and the sums that would be left in channel {c}"
@@ -207,74 +200,9 @@ class ExactMoments(Moments):
             raise ValueError("expected exact moments, got other arrays")
         sums = (Integers.unpacked(int(at), limbs) for at, limbs in zip(first, (values, squares), strict=True))
         self = cls(counts.copy(), *sums)
-        if self._impossible() is not None:
+        if impossible(self._counts, self._sums) >= 0:
             raise ValueError("expected exact moments, got integers that are those of no values")
         return self
-
-    def _channels(self) -> "Iterable[_Channel]":
-        (a, values), (b, squares) = ((BITS * integers.first, integers.numbers()) for integers in self._sums)
-        unit, counts, zeros = min(2 * a, b), self._counts.tolist(), [0] * self._counts.shape[1]
-        for n, nans, ups, downs, s, q in zip(*counts, values or zeros, squares or zeros, strict=True):
-            finite = n - nans - ups - downs
-            num = (finite * q << b - unit) - (s * s << 2 * a - unit)
-            yield _Channel(n, finite, s, a, num, unit, q >= 0 and (q == 0 or finite > 0) and num >= 0)
-
-    def _impossible(self) -> int | None:
-        """The first channel whose integers are those of no values at all."""
-        counts = self._counts.min(axis=0).tolist()
-        for c, (least, channel) in enumerate(zip(counts, self._channels(), strict=True)):
-            if least < 0 or channel.finite < 0 or not channel.possible:
-                return c
-        return None
-
-
-class _Channel(NamedTuple):
-    """One channel: its sum is s 2^s_unit, and finite^2 var = finite sum x^2 - (sum x)^2 is num 2^unit."""
-
-    values: int
-    finite: int  # how many values are
-    s: int
-    s_unit: int
-    num: int
-    unit: int
-    possible: bool
-
-    def parts(self) -> tuple[float, float, float, float]:
-        """count, mean, m2, and what the rounded mean leaves over."""
-        n = self.values
-        if n != self.finite:
-            return n, nan, nan, nan
-        if n == 0:
-            return n, nan, 0.0, 0.0
-        mean = _divided(self.s, n, self.s_unit)
-        if isinf(mean):
-            return n, mean, _divided(self.num, n, self.unit), 0.0
-        p, q = mean.as_integer_ratio()
-        up, down = max(self.s_unit, 0), max(-self.s_unit, 0)
-        low = _divided((self.s * q << up) - (p * n << down), n * q << down, 0)
-        return n, mean, _divided(self.num, n, self.unit), low
-
-    def var(self, ddof: float) -> tuple[int, int] | None:
-        """The variance in units of 2^unit, as numerator and denominator; None if there is none."""
-        p, q = ddof.as_integer_ratio()
-        left = self.values * q - p
-        return (self.num * q, self.values * left) if left > 0 < self.values == self.finite else None
-
-
-def _divided(num: int, den: int, e: int) -> float:
-    """num 2^e / den, correctly rounded, as Python divides integers; infinite if that is above the largest float."""
-    try:
-        return (num << e) / den if e >= 0 else num / (den << -e)
-    except OverflowError:
-        return inf if num > 0 else -inf
-
-
-def _root(num: int, den: int, e: int) -> float:
-    """The root of num 2^e / den, to within one last place: of 126 bits or more, so that the root has 63."""
-    shift = 128 - num.bit_length() + den.bit_length()
-    shift += (e - shift) % 2
-    root = isqrt((num << shift) // den if shift >= 0 else num // (den << -shift))
-    return _divided(root, 1, (e - shift) // 2)
 
 
 def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name: str = "weight") -> ExactMoments:

@@ -119,10 +119,16 @@ def of_groups(rng, shape, kind) -> Iterator[str]:
 
 def of_exact_sums(rng, shape, kind) -> Iterator[str]:
     x = values(rng, shape, kind).reshape(*shape[:2], -1)
-    first, limbs = exact.exact_sums(x)[1:3]
+    _, first, limbs, at, squares = exact.exact_sums(x)
     exact.exact_sums(x, rng.random((x.shape[0], x.shape[2])) < 0.5)
     exact.combined([(first, limbs), (first, limbs.copy())], [1, 3])
-    yield from ("exact.exact_sums", "exact.combined")
+    counts = np.zeros((4, x.shape[1]), np.int64)
+    counts[0] = positions = x.shape[0] * x.shape[2]
+    sums = (first, limbs.copy()), (at, squares.copy())
+    exact.rounded(counts, sums)
+    exact.variances(counts, sums, 0.5, positions % 2 > 0)
+    exact.impossible(counts, sums)
+    yield from (f"exact.{name}" for name in ("exact_sums", "combined", "rounded", "variances", "impossible"))
 
 
 def of_rows(rng, shape, kind) -> Iterator[str]:

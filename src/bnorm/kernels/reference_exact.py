@@ -1,5 +1,8 @@
-"""Exact sums in Python integers: the oracle of the tests of the compiled ones."""
+"""Exact sums, and their mean and variance, in Python integers: the oracle of the tests of the compiled ones."""
 
+from collections.abc import Iterator
+from fractions import Fraction
+from math import inf, isqrt, nan
 from typing import Any
 
 import numpy as np
@@ -60,3 +63,58 @@ def combined(items: list[Limbs], factors: list[int]) -> Limbs:
         [sum(f * n for f, n in zip(factors, column, strict=True)) for column in zip(*every, strict=True)],
         2 * UNIT + BITS,
     )
+
+
+def channels_of(counts: Array, sums: tuple[Limbs, Limbs]) -> Iterator[tuple[int, int, Fraction, Fraction]]:
+    """Yield for each channel how many values it has, how many of them are finite, and the sums of these."""
+    s, q = ([Fraction(2) ** (BITS * first) * n for n in numbers_of(0, limbs, 0)] for first, limbs in sums)
+    for n, finite, *both in zip(counts[0].tolist(), (counts[0] - counts[1:].sum(0)).tolist(), s, q, strict=True):
+        yield n, finite, *both
+
+
+def rounded(counts: Array, sums: tuple[Limbs, Limbs]) -> Array:
+    """Return count, mean, m2 and what the rounded mean leaves over, (4, C), of exact sums; counts: (4, C)."""
+    parts = np.zeros((4, counts.shape[1]))
+    for c, (n, finite, s, q) in enumerate(channels_of(counts, sums)):
+        parts[0, c] = n
+        if n == 0 or n != finite:
+            parts[1:, c] = nan, 0.0 if n == 0 else nan, 0.0 if n == 0 else nan
+            continue
+        mean = nearest(s / n)
+        low = 0.0 if abs(mean) == inf else nearest(s / n - Fraction(mean))
+        parts[1:, c] = mean, nearest(q - s * s / n), low
+    return parts
+
+
+def variances(counts: Array, sums: tuple[Limbs, Limbs], ddof: float, root: bool) -> Array:
+    """Return the variance (C,) of exact sums, or its root; NaN where count - ddof is not above 0."""
+    found = np.full(counts.shape[1], nan)
+    for c, (n, finite, s, q) in enumerate(channels_of(counts, sums)):
+        if n > Fraction(ddof) and n == finite > 0:
+            var = (q - s * s / n) / (n - Fraction(ddof))
+            found[c] = root_of(var) if root else nearest(var)
+    return found
+
+
+def impossible(counts: Array, sums: tuple[Limbs, Limbs]) -> int:
+    """Return the first channel whose integers are those of no values at all, or -1."""
+    for c, (_, finite, s, q) in enumerate(channels_of(counts, sums)):
+        if counts[:, c].min() < 0 or finite < 0 or q < 0 or (q > 0 and finite == 0) or finite * q < s * s:
+            return c
+    return -1
+
+
+def nearest(v: Fraction) -> float:
+    """Return the float nearest to v, infinite if v is above the largest one."""
+    try:
+        return float(v)
+    except OverflowError:
+        return inf if v > 0 else -inf
+
+
+def root_of(v: Fraction) -> float:
+    """Return the square root of v, to within one last place: that of an integer of 126 bits or more."""
+    shift = 128 - v.numerator.bit_length() + v.denominator.bit_length()
+    shift += shift % 2
+    root = isqrt(int(v * Fraction(2) ** shift))
+    return nearest(root * Fraction(2) ** (-shift // 2))

@@ -24,6 +24,19 @@ cdef extern from "plan.h" nogil:
     Py_ssize_t bn_used(bn_exact_job*, int, Py_ssize_t*)
     void bn_gather(bn_exact_job*, int, Py_ssize_t, Py_ssize_t, int64_t*)
 
+cdef extern from "rounding.h" nogil:
+    ctypedef struct bn_rounding:
+        Py_ssize_t channels
+        Py_ssize_t[2] size, first
+        const int64_t* counts
+        const int64_t** limbs     # an array of two
+        bint possible
+        void* memory
+    bint bn_begin_rounding(bn_rounding*)
+    void bn_channel(bn_rounding*, Py_ssize_t)
+    void bn_rounded_parts(bn_rounding*, double*)
+    double bn_rounded_variance(bn_rounding*, double, bint)
+
 cnp.import_array()
 
 cdef enum:
@@ -177,3 +190,76 @@ def combined(items not None, list factors not None):
         if n and (factor > 1 or factor < -1 or k & 0xFFFF == 0xFFFF):
             bn_carry(to, end - first + 2, C)
     return trimmed(sums, first)
+
+
+cdef int begin(bn_rounding* r, cnp.ndarray counts, tuple sums) except -1:
+    """The channels of exact moments: counts (4, C) and both sums, each as (first, limbs)."""
+    cdef Py_ssize_t i
+    cdef cnp.ndarray a, limbs
+    memset(r, 0, sizeof(bn_rounding))
+    for a, n in ((counts, 4), (sums[0][1], -1), (sums[1][1], -1)):
+        if cnp.PyArray_NDIM(a) != 2 or cnp.PyArray_TYPE(a) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(a) \
+                or (n > 0 and cnp.PyArray_DIM(a, 0) != n) or cnp.PyArray_DIM(a, 1) != cnp.PyArray_DIM(counts, 1):
+            raise ValueError(f"moments: expected contiguous int64 of as many channels, got {a.dtype} {(<object>a).shape}")
+    r.channels = cnp.PyArray_DIM(counts, 1)
+    r.counts = <const int64_t*>cnp.PyArray_DATA(counts)
+    for i in range(2):
+        r.first[i], limbs = sums[i]
+        r.size[i] = cnp.PyArray_DIM(limbs, 0)
+        r.limbs[i] = <const int64_t*>cnp.PyArray_DATA(limbs)
+    if not bn_begin_rounding(r):
+        raise MemoryError("moments: no memory for integers")
+    return 0
+
+
+def rounded(cnp.ndarray counts not None, tuple sums not None):
+    """count, mean, m2 and low (4, C) of exact moments, each rounded once."""
+    cdef bn_rounding r
+    cdef Py_ssize_t c
+    begin(&r, counts, sums)
+    cdef cnp.npy_intp[2] shape = [4, r.channels]
+    cdef double* parts
+    try:
+        result = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+        parts = <double*>cnp.PyArray_DATA(<cnp.ndarray>result)
+        with nogil:
+            for c in range(r.channels):
+                bn_channel(&r, c)
+                bn_rounded_parts(&r, parts + c)
+    finally:
+        free(r.memory)
+    return result
+
+
+def variances(cnp.ndarray counts not None, tuple sums not None, double ddof, bint root):
+    """The variance (C,) of exact moments, m2 / (count - ddof), rounded once; or its root, to within one last place."""
+    cdef bn_rounding r
+    cdef Py_ssize_t c
+    begin(&r, counts, sums)
+    cdef cnp.npy_intp size = r.channels
+    cdef double* values
+    try:
+        result = cnp.PyArray_EMPTY(1, &size, cnp.NPY_DOUBLE, 0)
+        values = <double*>cnp.PyArray_DATA(<cnp.ndarray>result)
+        with nogil:
+            for c in range(r.channels):
+                bn_channel(&r, c)
+                values[c] = bn_rounded_variance(&r, ddof, root)
+    finally:
+        free(r.memory)
+    return result
+
+
+def impossible(cnp.ndarray counts not None, tuple sums not None):
+    """The first channel whose integers are those of no values at all, or -1."""
+    cdef bn_rounding r
+    cdef Py_ssize_t c, found = -1
+    begin(&r, counts, sums)
+    with nogil:
+        for c in range(r.channels):
+            bn_channel(&r, c)
+            if not r.possible:
+                found = c
+                break
+    free(r.memory)
+    return found
