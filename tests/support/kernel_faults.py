@@ -264,5 +264,33 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "",
             "tests/kernels/test_exact_sums.py tests/functional/test_exact.py",
         ),
+        (
+            "the exact variance forgets the square of the sum",
+            "kernels/cpu/exact/rounding.h",
+            "    r->possible = !bn_distance(&r->num, &r->a);\n",
+            "    r->possible = 1;\n",
+            "tests/functional/test_exact.py::test_rounded_once",
+        ),
+        (
+            "the exact variance divides by the count without ddof",
+            "kernels/cpu/exact/rounding.h",
+            "    bn_product(&r->q, &r->b, &r->den);\n    return (root",
+            "    bn_product(&r->b, &r->b, &r->den);\n    return (root",
+            "tests/functional/test_exact.py::test_rounded_once",
+        ),
+        (
+            "quotients are rounded without what is left of them",
+            "kernels/cpu/exact/rounding.h",
+            "(left || (kept & 1))",
+            "(kept & 1)",
+            "tests/kernels/test_exact_rounding.py",
+        ),
+        (
+            "averages keep what is not finite",
+            "kernels/cpu/statistics.pxi",
+            "            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))\n",
+            "",
+            "tests/kernels/test_running.py",
+        ),
     ],
 }
