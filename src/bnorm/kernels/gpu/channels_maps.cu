@@ -268,7 +268,7 @@ BN_DEV void map_backward(
     narrow((A)(of(0, k) * (behind + statistics)), to);
   };
   const i64 plane = job.channels * job.inner, copy = quotient(place.column, plane);
-  const i64 offset = copy * job.inner + (place.column - copy * plane) % job.inner;  // of the weights, where V is 1
+  const i64 offset = copy * job.inner + (place.column - copy * plane) % job.inner;  // in the weights; V is 1 then
   i64 steps = place.steps, r = place.first;
   const auto weight_at = [&](i64 step) { return MODE == CAREFUL ? job.weight[step * job.weight_step + offset] : 1.0; };
   typename Pick<FETCHES, KeptWalk, Walk<BX == 1>>::type walk(job, place.column, place.first, BY);

@@ -198,7 +198,7 @@ template <int V, int STEPS, int WIDE, int SURE = 0>
 struct Row {
   typedef typename Pick<(STEPS > 0 || SURE > 0), int, i64>::type Int;
   i64 index, start, channel;
-  Int offset, stride, size;  // size: 0 where there is no such row
+  Int offset, stride, size;  // size: 0 if there is no such row
   bool inside, leads;
 
   // `first` is the first row of the block, whose rows are `apart` from each other.

@@ -15,7 +15,7 @@ struct HeldPairs {
   static constexpr int blocks = WIDE == BROAD ? 1 : light ? 3 : 2;
   static constexpr int of_x = STEPS > 0 ? STEPS : ROLLED<KIND> ? 1 : PAIRS;
   static constexpr int of_dy = once ? 1 : of_x, of_g = once ? STEPS : 1;
-  static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of them
+  static constexpr int affine = KIND == BN_IDENTITY ? GAMMA_ALONE : GAMMA_AND_BETA;  // what is read of the two
   typedef ColumnSums<typename Compute<T>::type, V, of_x, THREADS_OF<WIDE>> Over;
   static constexpr int bytes_of_columns = PARAMS == PER_COLUMN ? Over::BYTES : 0;
 };

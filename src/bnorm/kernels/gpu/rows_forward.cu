@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(THREADS_OF<WIDE>, (FORWARDS<T, STEPS, WIDE>)) 
   typedef typename Compute<T>::type A;
   BN_SHARED(double, memory, RowSums<WIDE>::SIZE);
   if constexpr (STEPS > 0) ask_for_first<T, V, STEPS, WIDE>(job);
-  const bool of_channels = STEPS == 0 && job.share;  // whose gamma and beta are kept
+  const bool of_channels = STEPS == 0 && job.share;  // whether their gamma and beta are kept
   unsigned char* dynamic = dynamic_memory(job.affine || job.keep || of_channels);
   const A* affine = of_channels ? keep_channels<A>(job, dynamic) : keep_affine<A, V, AS_GIVEN>(job, dynamic);
   const i64 before = of_channels ? channels_bytes<A>(job) : affine_bytes<A, AS_GIVEN>(job);

@@ -57,7 +57,7 @@ struct ChannelSums {
   // sums of vectors, (2, TILE, THREADS); double sums of channels, (channels, pieces, 2); gamma and beta
   unsigned char* memory;
 
-  static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // in a warp
+  static BN_MEMBER int team_of(const RowJob& job) { return (int)least(job.share, 32); }  // threads in a warp
   static BN_MEMBER int pieces_of(const RowJob& job) { return (int)job.share / team_of(job); }
   BN_MEMBER A* vectors() const { return reinterpret_cast<A*>(memory); }
   BN_MEMBER double* totals() const { return reinterpret_cast<double*>(memory + 2 * SIZE * sizeof(A)); }

@@ -49,7 +49,7 @@ BN_DEV Sums join_run(const Sums& mine, double* memory) {
 // which no other thread waits then.
 template <class T, class S>
 struct Found {
-  S* memory;  // 2
+  S* memory;  // two, in turn
   i64 before;
   int turn;
 

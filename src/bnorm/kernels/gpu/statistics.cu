@@ -15,7 +15,7 @@ struct StatisticsJob {
   const double* batch_seen;  // (C,); null: the count
   const double* batch_pairs;
   const double* batch_last;
-  const double* typical_at;  // one number, in place of `typical` where the device alone knows it
+  const double* typical_at;  // one number, in place of `typical`, if only the device knows it
   int* left;                 // (C,): 1 if the channel is left alone; or null
   int* counted;              // of all batches: see count_left; or null
   // sets to merge
