@@ -212,11 +212,11 @@ cdef void to_type(const double* values, Py_ssize_t n, bint wide, void* typed) no
 
 
 def in_float64(tuple vectors not None):
-    """The vectors of a layer in float64: those that have this type are taken as they are. None stays None."""
-    cdef cnp.ndarray a, wide
+    """Return vectors of float32 or float64 in float64: those that have this type are not copied. None stays None."""
+    cdef cnp.ndarray a, copy
     cdef Py_ssize_t i, n
-    cdef const float* from_
-    cdef double* to
+    cdef const float* narrow
+    cdef double* wide
     cdef list found = list(vectors)
     for k in range(len(found)):
         a = found[k]
@@ -224,16 +224,18 @@ def in_float64(tuple vectors not None):
             continue
         n = cnp.PyArray_SIZE(a)
         need("vector", a, cnp.NPY_FLOAT, n)
-        found[k] = wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_DOUBLE, 0)
-        from_, to = <const float*>data(a), <double*>data(wide)
+        found[k] = copy = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_DOUBLE, 0)
+        narrow = <const float*>data(a)
+        wide = <double*>data(copy)
         for i in range(n):
-            to[i] = from_[i]
+            wide[i] = narrow[i]
     return tuple(found)
 
 
 def again(x, layout):
-    """x in the shape of the block of a view.Layout, if that can be seen at a glance, or None: a NumPy array of floats, of
-    the shape and the memory order that the layout was made for, which is that of C.
+    """Return x in the shape of the block of a view.Layout, or None if that cannot be seen at a glance.
+
+    It can if x is a NumPy array of floats of the shape and the memory order, that of C, for which the layout was made.
     """
     if layout is None or type(x) is not cnp.ndarray:
         return None

@@ -192,19 +192,26 @@ def combined(items not None, list factors not None):
     return trimmed(sums, first)
 
 
+cdef int expect(cnp.ndarray a, Py_ssize_t rows, Py_ssize_t channels) except -1:
+    """A contiguous int64 array of so many rows, any number of them if that is negative, and channels."""
+    if a is None or cnp.PyArray_NDIM(a) != 2 or cnp.PyArray_TYPE(a) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(a) \
+            or (rows >= 0 and cnp.PyArray_DIM(a, 0) != rows) or cnp.PyArray_DIM(a, 1) != channels:
+        got = "None" if a is None else f"{a.dtype} {(<object>a).shape}"
+        raise ValueError(f"moments: expected contiguous int64 of {channels} channels, got {got}")
+    return 0
+
+
 cdef int begin(bn_rounding* r, cnp.ndarray counts, tuple sums) except -1:
-    """The channels of exact moments: counts (4, C) and both sums, each as (first, limbs)."""
+    """Read exact moments: counts (4, C) and both sums, each as (first, limbs)."""
     cdef Py_ssize_t i
-    cdef cnp.ndarray a, limbs
+    cdef cnp.ndarray limbs
     memset(r, 0, sizeof(bn_rounding))
-    for a, n in ((counts, 4), (sums[0][1], -1), (sums[1][1], -1)):
-        if cnp.PyArray_NDIM(a) != 2 or cnp.PyArray_TYPE(a) != cnp.NPY_INT64 or not cnp.PyArray_ISCARRAY_RO(a) \
-                or (n > 0 and cnp.PyArray_DIM(a, 0) != n) or cnp.PyArray_DIM(a, 1) != cnp.PyArray_DIM(counts, 1):
-            raise ValueError(f"moments: expected contiguous int64 of as many channels, got {a.dtype} {(<object>a).shape}")
-    r.channels = cnp.PyArray_DIM(counts, 1)
+    r.channels = counts.shape[1] if cnp.PyArray_NDIM(counts) == 2 else 0
+    expect(counts, 4, r.channels)
     r.counts = <const int64_t*>cnp.PyArray_DATA(counts)
     for i in range(2):
         r.first[i], limbs = sums[i]
+        expect(limbs, -1, r.channels)
         r.size[i] = cnp.PyArray_DIM(limbs, 0)
         r.limbs[i] = <const int64_t*>cnp.PyArray_DATA(limbs)
     if not bn_begin_rounding(r):
@@ -213,7 +220,7 @@ cdef int begin(bn_rounding* r, cnp.ndarray counts, tuple sums) except -1:
 
 
 def rounded(cnp.ndarray counts not None, tuple sums not None):
-    """count, mean, m2 and low (4, C) of exact moments, each rounded once."""
+    """Return count, mean, m2 and low (4, C) of exact moments, each rounded once."""
     cdef bn_rounding r
     cdef Py_ssize_t c
     begin(&r, counts, sums)
@@ -232,7 +239,7 @@ def rounded(cnp.ndarray counts not None, tuple sums not None):
 
 
 def variances(cnp.ndarray counts not None, tuple sums not None, double ddof, bint root):
-    """The variance (C,) of exact moments, m2 / (count - ddof), rounded once; or its root, to within one last place."""
+    """Return the variance (C,), m2 / (count - ddof), rounded once; or its root, to within one last place."""
     cdef bn_rounding r
     cdef Py_ssize_t c
     begin(&r, counts, sums)
@@ -251,7 +258,7 @@ def variances(cnp.ndarray counts not None, tuple sums not None, double ddof, bin
 
 
 def impossible(cnp.ndarray counts not None, tuple sums not None):
-    """The first channel whose integers are those of no values at all, or -1."""
+    """Return the first channel whose integers cannot be those of any values, or -1."""
     cdef bn_rounding r
     cdef Py_ssize_t c, found = -1
     begin(&r, counts, sums)
