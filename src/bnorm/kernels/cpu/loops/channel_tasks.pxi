@@ -1,5 +1,5 @@
-# A task is one piece of rows times one group of channels. Partial results lie by piece, so merging them in index order
-# gives the same bits whoever computed them.
+# A task is one piece of rows times one group of channels. Partial results are stored by piece and merged in this order,
+# so the bits do not depend on which thread computed which piece.
 #
 # Uses Block, ROWS, block_rows, bounded, run_block, weigh_block, zero (channel_columns), block_sums (channel_grads),
 # Lines, Output, SCALAR_RUN, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts, block_moments
@@ -8,11 +8,11 @@
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
 cdef enum:
-    TOTALS = 16     # blocks whose weights are added up once for all channels
+    TOTALS = 16     # first blocks of a run or tile whose sums of weights are computed once for all channels
 
 
 cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
-    """Where the moments of a piece are, from channel c on."""
+    """Return where the moments of a piece are stored, from channel c on."""
     cdef Parts to
     to.n = partial + c
     to.mean = to.n + job.channels
@@ -36,7 +36,7 @@ cdef void add_block(
 cdef void reduce_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """The same of a block at position `at` of the arrays."""
+    """The same for a block at position `at` of the arrays, which is converted first if its values are narrow."""
     if job.narrow != BN_REAL:
         narrow_block(job, at, b, c, partial, x)
     else:
@@ -47,9 +47,10 @@ cdef void reduce_long(
     Job* job, Py_ssize_t r, Py_ssize_t done, Py_ssize_t c, double* totals, bn_ahead* ahead, double* partial,
     const real* x
 ) noexcept nogil:
-    """A long run of channel c, which has `done` values already: LANES partial sums side by side, a block at a time.
+    """Add row r of channel c, a long run or a segment of one, block by block, with LANES partial sums side by side.
 
-    totals: the sums of the weights of the first blocks, which the channels share.
+    done: how many values of the channel the piece has added already.
+    totals: the sums of the weights of the first blocks, which are the same for all channels.
     """
     cdef Py_ssize_t o = r // job.segments, i = (r % job.segments) * job.segment, n, block = 0
     cdef Py_ssize_t end = min(i + job.segment, job.inner)
@@ -68,7 +69,7 @@ cdef void reduce_long(
 cdef void walk_of(
     Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x
 ) noexcept nogil:
-    """The walk of a task through memory, from row r on."""
+    """Begin the walk that fetches what a task reads (streams.h): channels `begin` to `end` from row r on."""
     cdef Py_ssize_t at, span, step, size = sizeof(real) if job.narrow == BN_REAL else bn_narrow_size(job.narrow)
     if job.segments > 1:
         at = (r // job.segments * job.channels + begin) * job.inner + r % job.segments * job.segment
@@ -80,15 +81,17 @@ cdef void walk_of(
         span = step - (job.channels - (end - begin)) * job.inner
     bn_walk(ahead, <const char*>job.x + at * size, NULL if job.dy == NULL else <const char*>job.dy + at * size,
             span * size, step * size)
-    # Where float32 is converted before it is summed, lines may be fetched without a pause: as a row that never ends.
+    # Contiguous float32 that is summed in float64 is fetched as one row that never ends, without a pause between rows.
     if span == step and job.exact and not job.wide and job.weight == NULL:
         ahead.left = PTRDIFF_MAX
-    # Between the two passes over a group its part of y comes too, or the map would wait for it at every store.
+    # If the map of a group follows its reduction at once, its part of y is fetched as well, or every store of the map
+    # would wait for it.
     if job.fused and not job.stream and job.narrow == BN_REAL:
         ahead.third = <const char*>job.y - <const char*>job.x
 
 
 cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
+    """Sum the rows of task t into its partial results."""
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
     cdef Py_ssize_t run = job.inner, plane = job.widen * run, r, c, i
@@ -138,6 +141,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
 
 
 cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
+    """Write the part of y (or dx) that belongs to task t."""
     cdef Py_ssize_t first = (t // job.groups) * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
     cdef Output out
@@ -153,7 +157,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)
-        # Of bools and integers much less is read than written.
+        # No walk for bools and integers: much less is read than written.
         if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not job.fused):
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
@@ -187,10 +191,10 @@ cdef void task_of_map(Job* job, Py_ssize_t t) noexcept nogil:
         map_task(job, t, <const float*>job.x)
 
 
-# Between the passes: loops over channels of the formulas of formulas.h.
+# Between the passes: the formulas of formulas.h, in loops over channels.
 
 cdef void merge_moments(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Moments of all pieces, in index order, into the first."""
+    """Merge the moments of all pieces, in index order, into the first."""
     cdef double[4 * TILE] a, b
     cdef Py_ssize_t p, c, i, n, size = job.channels
     if job.narrow >= BN_BOOL and job.weight == NULL:
@@ -213,6 +217,7 @@ cdef void merge_moments(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nog
 
 
 cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Add the gradient sums of all pieces, in index order, to the first."""
     cdef Py_ssize_t p, c, size = job.channels
     cdef double* b
     for p in range(1, job.pieces):
@@ -223,7 +228,7 @@ cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
 
 
 cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Rows of stats; mean and var from the first partial where there is one, else they stand there already."""
+    """Fill in stats. mean and var come from the first partial; if there is none (NULL), they are in stats already."""
     cdef Py_ssize_t c, size = job.channels
     cdef double eps = job.eps
     cdef double* mean = job.stats
@@ -238,7 +243,7 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
             var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
         for c in range(begin, end):
             rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, n[c]))
-    else:       # a loop of its own: each vectorizes
+    else:       # a separate loop: both vectorize
         for c in range(begin, end):
             rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, 1.0))
     for c in range(begin, end):
@@ -247,6 +252,7 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
 
 
 cdef void fold_forward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
+    """Convert what the map needs, high, scale and shift, to the type that the loops compute in."""
     cdef Py_ssize_t c, size = job.channels
     cdef const double* mean = job.stats
     cdef const double* scale = mean + 3 * size
@@ -265,7 +271,7 @@ cdef void fold_forward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high
 
 
 cdef void center_sums_of(Job* job, Py_ssize_t begin, Py_ssize_t end, const real* high) noexcept nogil:
-    """sum dy (x - mean) from sum dy (x - high)."""
+    """Turn sum dy (x - high) into sum dy (x - mean)."""
     cdef Py_ssize_t c, size = job.channels
     for c in range(begin, end):
         job.partial[size + c] = bn_plain(job.partial[size + c] - (job.stats[c] - <double>high[c]) * job.partial[c])
@@ -273,7 +279,7 @@ cdef void center_sums_of(Job* job, Py_ssize_t begin, Py_ssize_t end, const real*
 
 
 cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Rows of coefficients, from the sums in the first partial."""
+    """Compute the coefficients of the gradient from the sums in the first partial."""
     cdef Py_ssize_t c, size = job.channels
     cdef const double* rstd = job.stats + 2 * size
     cdef const double* scale = job.stats + 3 * size
@@ -283,7 +289,7 @@ cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
     cdef double count = job.counts[0] if begin < end else 0.0
     for c in range(begin, end):
         a[c] = scale[c]
-    if job.counts_step == 0:    # a loop of its own, which vectorizes
+    if job.counts_step == 0:    # a separate loop vectorizes
         for c in range(begin, end):
             b[c] = bn_grad_b(rstd[c], job.partial[size + c], count)
             g[c] = bn_grad_c(job.partial[c], count)
@@ -294,6 +300,7 @@ cdef void finish_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
 
 
 cdef void fold_backward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* high) noexcept nogil:
+    """Convert the coefficients a, b and c to the type that the loops compute in; b and c times -job.unit."""
     cdef Py_ssize_t c, size = job.channels
     cdef const double* mean = job.stats
     cdef const double* scale = job.coefficients
@@ -302,13 +309,13 @@ cdef void fold_backward_of(Job* job, Py_ssize_t begin, Py_ssize_t end, real* hig
     cdef real* a = <real*>job.a
     cdef real* b = <real*>job.b
     cdef real* g = <real*>job.c
-    cdef double slope, unit = -job.unit     # here, or the loop would read it again after every store
+    cdef double slope, unit = -job.unit     # a variable, since the loop would read job.unit again after every store
     for c in range(begin, end):
         slope = bounded(unit * tilt[c], high)
         a[c] = <real>bounded(scale[c], high)
         b[c] = <real>slope
         g[c] = <real>bn_fold(<double>high[c], mean[c], slope, unit * rest[c])
-    for c in range(begin, end):     # loops of their own, which vectorize
+    for c in range(begin, end):     # separate loops vectorize
         bn_one_nan(&high[c], &b[c], &g[c])
     for c in range(begin, end):
         bn_one_nan(&high[c], &a[c], &g[c])

@@ -1,9 +1,9 @@
-# Layer, group, instance and RMS norm. A row is channels * inner contiguous values with a statistic of its own; gamma
-# and beta belong to its channels. The row is in cache while its statistics, its output and its gradient are made, so
-# each array is read and written once.
+# The tasks of layer, group, instance and RMS norm. A row is channels * inner contiguous values that are normalized
+# together; gamma and beta belong to its channels. A row stays in the cache while its statistics, its output or its
+# gradient are computed, so each array is read and written once.
 #
-# inner == 1 (layer norm, RMS norm): gamma and beta change from value to value. inner > 1: runs with one gamma each,
-# which the functions for long runs serve.
+# If inner == 1 (layer norm, RMS norm), each value of a row has its own gamma and beta. If inner > 1, a row consists of
+# runs with one gamma each, which use the functions for long runs.
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), AT_ONCE, backward_long_rows, backward_rows,
@@ -13,13 +13,13 @@
 # Gives FETCH_BYTES, columns_of_rows, row_task.
 
 cdef enum:
-    FETCH_BYTES = 1 << 18   # bytes at most that are fetched while the rows before are written
-    FEW = 48                # values of a row that is best fetched with its sums everywhere
-    SECOND_CACHE = 1 << 20  # bytes of x and dy that are taken to stay in the second-level cache
+    FETCH_BYTES = 1 << 18   # most bytes that a task fetches before it reads its first row
+    FEW = 48                # rows of fewer values are best fetched while sums are computed, on every processor
+    SECOND_CACHE = 1 << 20  # bytes of x and dy that are assumed to stay in the second-level cache
 
 
 cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
-    """sum x^2."""
+    """Return sum x^2 of `size` values."""
     cdef real[LANES] m
     cdef double[LANES] count, s, q
     cdef double total = 0.0, center = 0.0
@@ -42,7 +42,7 @@ cdef double second_moment(const real* x, Py_ssize_t size) noexcept nogil:
 
 
 cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* x) noexcept nogil:
-    """mean and rstd of the row of `size` values that begins at x."""
+    """Store mean and rstd of a row of `size` values that begins at x."""
     cdef double n = 0.0, mean = 0.0, m2 = 0.0, low = 0.0
     cdef Py_ssize_t i = 0, k
     cdef Block b
@@ -67,7 +67,10 @@ cdef void row_moments(RowJob* job, Py_ssize_t row, Py_ssize_t size, const real* 
 cdef void forward_rows(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Output* out, SentSums* sent, const real* x
 ) noexcept nogil:
-    """Rows that lie one after the other; the statistics of as many at a time as fit the buffer."""
+    """Normalize rows `row` to `end`, which are contiguous: the statistics of a batch of rows, then their output.
+
+    total: the position in x up to which values may be read.
+    """
     cdef Py_ssize_t size = job.channels * job.inner, groups = max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
     cdef Py_ssize_t most = FORWARD if real is float else FORWARD // 2
@@ -86,9 +89,11 @@ cdef void forward_rows(
 
 
 cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x) noexcept nogil:
-    """Whether rows are fetched while the sums of those before them are made, and not while results are sent: gradients,
-    but for runs too long to be fetched at once, and for short rows on machines that read as fast beside stores; and
-    what is gathered, or goes through the caches."""
+    """Whether rows are fetched while the sums of the rows before them are computed, and not while results are sent.
+
+    A forward does so if its results are gathered or go through the caches. A backward does so except for runs that are
+    too long to be fetched at once, and for short rows on processors that read as fast between stores (`beside`).
+    """
     cdef Py_ssize_t size = job.channels * job.inner
     if job.weight != NULL or job.residual != NULL or not 0 < size <= longest(x):
         return False
@@ -100,14 +105,14 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
 
 
 cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil:
-    """Whether only x is fetched with the sums then, and dy while results are sent, on such machines: so memory always
-    has something to do while a long row is worked on."""
+    """Whether, on `beside` processors, x is fetched while sums are computed and dy while results are sent, so that
+    memory always has something to do during a long row."""
     return job.beside and direct and job.dy != NULL and job.dh == NULL and job.channels * job.inner > AT_ONCE
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
-    """How far ahead a task of so many groups fetches then, in bytes: whole outer positions, to what comes after
-    BN_AHEAD bytes, and after a stripe, of which some columns are read at a time."""
+    """Return how many bytes ahead a task of `groups` groups fetches if it does so while sums are computed: the fewest
+    outer positions in which it has BN_AHEAD bytes and, as stripes are read a few columns at a time, a stripe."""
     cdef Py_ssize_t row = job.channels * job.inner * <Py_ssize_t>sizeof(real), step = groups * row
     cdef Py_ssize_t least = max(<Py_ssize_t>BN_AHEAD, row * (BN_STRIPE if job.scale != NULL and job.dy != NULL else 1))
     return (least + step - 1) // step * job.groups * row
@@ -117,10 +122,10 @@ cdef void open_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, SentSums* sent,
     const real* x
 ) noexcept nogil:
-    """The output of a task that starts at outer position o, and its walk through memory: while `values` are worked on,
-    those of a batch or of a long row, the next are fetched."""
+    """Begin the output of a task at outer position o, and the walk that fetches its input (streams.h): while `values`
+    values, those of a batch or of a long row, are worked on, the next are fetched."""
     cdef Py_ssize_t size = job.channels * job.inner, at = (o * job.groups + begin) * size
-    cdef Py_ssize_t part = size if job.scale != NULL and job.weight == NULL else job.inner     # what is mapped at once
+    cdef Py_ssize_t part = size if job.scale != NULL and job.weight == NULL else job.inner     # values mapped at once
     cdef Py_ssize_t first = max(<Py_ssize_t>BN_AHEAD, values * <Py_ssize_t>sizeof(real))
     cdef bint with_sums
     out.y = <char*>job.y
@@ -145,7 +150,7 @@ cdef void open_rows(
         bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, first))
         if with_sums:
             bn_reach(&out.ahead, first, fetches_by_turns(job, out.direct))
-        if job.room != NULL and job.residual != NULL:   # x is fetched as h is sent, the residual as y is
+        if job.room != NULL and job.residual != NULL:   # x is fetched while h is sent, and the residual while y is sent
             sent.ahead = out.ahead
             sent.ahead.apart = 0
             out.ahead.at += out.ahead.apart
@@ -153,10 +158,11 @@ cdef void open_rows(
 
 
 cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
+    """Run task t: forward, or backward if there is a dy."""
     cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
     cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
-    cdef Py_ssize_t values      # that are worked on while the next are fetched
+    cdef Py_ssize_t values      # worked on while the next are fetched
     cdef bint deep = job.dy != NULL and job.scale != NULL and row > longest(x)
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
@@ -169,7 +175,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     elif job.params and job.scale != NULL and job.groups == 1:
         values = max(STRIPE * row, <Py_ssize_t>BUFFER)
     else:
-        values = max(row, <Py_ssize_t>BUFFER)    # of a forward half a batch: all of it was no faster
+        values = max(row, <Py_ssize_t>BUFFER)    # half a batch of a forward: a full batch was no faster
     open_sums(job, &sent)
     open_rows(job, o, begin, end, values, &out, &sent, x)
     if job.params:
@@ -202,7 +208,7 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
 
 
 cdef inline void column(const double* values, real absent, Py_ssize_t n, size_t size, real* to) noexcept nogil:
-    """n values of gamma or beta, with zeros behind them up to `size` bytes."""
+    """Write n values of gamma or beta, or `absent` where there are none (NULL), and zeros up to `size` bytes."""
     cdef Py_ssize_t c
     if values != NULL:
         for c in range(n):
@@ -214,7 +220,7 @@ cdef inline void column(const double* values, real absent, Py_ssize_t n, size_t 
 
 
 cdef void columns_of_rows(RowJob* job, Py_ssize_t size) noexcept nogil:
-    """gamma and beta in the type that the rows are computed in, `size` bytes of each."""
+    """Store gamma and beta in the type that the rows are computed in, `size` bytes of each, with zeros at the end."""
     cdef Py_ssize_t n = job.groups * job.channels
     if job.wide:
         column(job.gamma, 1.0, n, size, <double*>job.scale)

@@ -1,26 +1,26 @@
-# The loops, one source for every SIMD build: setup.py compiles it once for each, as a module of its own.
+# The loops of the CPU kernels. setup.py compiles this source once for each SIMD level, as a module of its own.
 #
-# All of it is serial and runs without the GIL; entries.pyx decides who runs which task. The compiler vectorizes loops
-# over columns (or over the LANES of a long run), which never changes the order in which those of a channel are added:
-# a few rows as a tree in the type of x, the trees in float64, blocks of rows by differences of means. So every build
-# gives the same bits. What the parts are:
+# All loops are serial and run without the GIL; entries.pyx decides which thread runs which task. The compiler
+# vectorizes loops over columns (or over the LANES of a long run). That never changes the order in which the values of a
+# channel are added: a few rows as a tree in the type of x, the trees in float64, and blocks of rows by differences of
+# means. So every build gives the same bits. The parts:
 #
-#   channel_columns.pxi    columns and channels: spread per-channel numbers over columns, gather sums back
-#   channel_moments.pxi    count, mean, m2, low of a block, the fast way and the careful way
+#   channel_columns.pxi    blocks, channels and columns: copy numbers of channels to columns, add up sums of columns
+#   channel_moments.pxi    count, mean, m2 and low of a block: the fast way, and the careful way in float64
 #   channel_weights.pxi    sums of columns whose positions have weights
 #   channel_weighted.pxi   moments of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
-#   channel_maps.pxi       the maps: lines and planes through memory
-#   channel_narrow.pxi     numbers of 8 and 16 bits: lines and blocks on their way through float and double
-#   channel_tasks.pxi      a task of a job: which blocks it has, in which order; what happens per channel between passes
+#   channel_maps.pxi       the maps: y or dx, a line or a plane at a time
+#   channel_narrow.pxi     values of 8 and 16 bits, which are converted to float32 or float64
+#   channel_tasks.pxi      the tasks of a Job: their blocks in order; the formulas of channels between the two passes
 #   row_short.pxi          sums of a row or run of few values
-#   row_sums.pxi           gradient sums of rows with one gamma for each value
+#   row_sums.pxi           gradient sums of rows with a gamma for each value
 #   row_maps.pxi           the maps of rows
 #   row_gradients.pxi      dx of rows, and the gradients of their parameters
 #   row_weighted.pxi       rows whose positions have weights
-#   row_residual.pxi       what is added to rows before they are normalized, and to their gradients
-#   row_tasks.pxi          layer, group, instance and RMS norm: a row at a time
-#   row_narrow.pxi         the same of float16 and bfloat16, some rows at a time by way of float32
+#   row_residual.pxi       a residual that is added to rows before they are normalized, and a gradient added to dx
+#   row_tasks.pxi          the tasks of a RowJob: layer, group, instance and RMS norm
+#   row_narrow.pxi         the same for float16 and bfloat16, some rows at a time by way of float32
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport INFINITY, fabs
@@ -64,8 +64,8 @@ cdef extern from "formulas.h" nogil:
     double bn_grad_b(double, double, double)
     double bn_grad_c(double, double)
 
-# `inline` is an order here, not a hint: a loop is vectorized only if what it calls is part of it, and choices that are
-# constants to its caller leave it.
+# `inline` must be an order here and not a hint: a loop is vectorized only if every function that it calls is inlined,
+# and only then do branches on arguments that are constants in the caller disappear.
 cdef extern from *:
     """
     #include "lanes.h"
@@ -111,7 +111,7 @@ cdef extern from "weighted.h" nogil:
     void bn_weighted_squares(...)
     void bn_weighted_products(...)
 
-# (...): for the type of the arrays that it is called with; the compiler of C knows the arguments.
+# (...) stands for a macro that chooses the function for the type of its arrays; the C compiler checks the arguments.
 cdef extern from "lanes.h" nogil:
     ctypedef struct Numbers "bn_numbers":
         const void* h
@@ -216,7 +216,7 @@ ctypedef fused real:
     float
     double
 
-ctypedef fused term:    # what their sums are made in
+ctypedef fused term:    # the type in which sums are computed
     float
     double
 
