@@ -1,5 +1,5 @@
-/* Includes BN_TEMPLATE twice: with `real` for float and for double. There OF(name) is what a name is in one of the two,
- * name_float or name_double, and `integer` is as wide as a real. */
+/* Includes BN_TEMPLATE twice: first `real` is float, then double. In the template, OF(name) is name_float or
+ * name_double, and `integer` is the integer type as wide as a real. */
 #define real float
 #define integer int32_t
 #define OF(name) name##_float

@@ -1,10 +1,11 @@
 # Moments of one block of rows.
 #
-# Every block is summed about a center close to its mean, so nothing cancels. The first block of a task finds its center
-# from a quarter of its rows; that mean is at most sqrt(4) standard deviations of the block away (Cauchy-Schwarz). Later
-# blocks use the running mean, and read the data once: where a block of n_b values lies d away from the n before it, the
-# rounding error eps n_b d^2 is at most 4 eps times the n n_b / (n + n_b) d^2 that the merge adds to m2 anyway, as long
-# as n_b <= 3 n. So the first block is small, and every next one three times what was before it.
+# Every block is summed about a center close to its mean, so nothing cancels. The center of the first block of a task
+# is the mean of every fourth row, which is at most sqrt(4) standard deviations away from the mean of the block
+# (Cauchy-Schwarz). The center of a later block is the mean so far, so its data is read once. If the mean of its n_b
+# values is d away from that of the n values before it, its rounding error is eps n_b d^2. The merge adds
+# n n_b / (n + n_b) d^2 to m2 anyway; as long as n_b <= 3 n, the error is at most 4 eps times that. So the first block
+# is small, and each later block is at most three times as long as all blocks before it.
 #
 # Uses Block, FETCH_COLUMNS, ROWS, begin_sums, centered_planes, columns_of, fetch_rows, gather, gather_sums, head_of,
 # planes_of, pour, row_weights, spread, values_of, weights_of_row, width_of, zero (channel_columns), recenter,
@@ -14,10 +15,10 @@
 
 cdef enum:
     ACROSS = 128    # columns of which four rows are summed before the next four
-    CAREFUL = 32    # rows summed before their sum is added: rounding grows with them, and with the number of sums
-    PAGE = 4096     # bytes after which an address falls into the same lines of the first-level cache
+    CAREFUL = 32    # rows in a partial sum: rounding grows with this number, and with the number of partial sums
+    PAGE = 4096     # addresses this many bytes apart share lines of the first-level cache
 
-ctypedef struct Parts:      # of the channels of a block, one after the other
+ctypedef struct Parts:      # one number for each channel of a block
     double* n
     double* mean
     double* m2
@@ -25,14 +26,15 @@ ctypedef struct Parts:      # of the channels of a block, one after the other
 
 
 cdef inline term product(term g, term t, int what) noexcept nogil:
-    """g t; BN_WEIGHED_PAIRS: 0 where g is, whatever t is."""
+    """Return g t; for BN_WEIGHED_PAIRS 0 where g is 0, even if t is NaN or infinite."""
     return 0 if what == BN_WEIGHED_PAIRS and g == 0 else g * t
 
 
 cdef inline void four(
     int what, const real* dy, const real* x, Py_ssize_t stride, term m, term* sum, term* dot
 ) noexcept nogil:
-    """sum g and sum g (x - m) down four rows, in the type of m; g is x - m where BN_SQUARES are asked for, else dy."""
+    """Compute sum g and sum g (x - m) of four rows of a column, in the type of m. g is x - m for BN_SQUARES, else
+    dy."""
     cdef term d0, d1, d2, d3, g0, g1, g2, g3
     if what == BN_SQUARES:
         d0, d1, d2, d3 = x[0] - m, x[stride] - m, x[2 * stride] - m, x[3 * stride] - m
@@ -48,7 +50,7 @@ cdef inline void four(
 cdef inline void last_sums(
     int what, const real* dy, const real* x, const Block* b, Py_ssize_t r, const term* m, double* s, double* q
 ) noexcept nogil:
-    """Add both sums of the rows from r on, which are not enough for more at a time: of four, then one at a time."""
+    """Add both sums of the last rows, from r on: four rows at a time, then one by one."""
     cdef Py_ssize_t j, at
     cdef term d, g, sum, dot
     fetch_rows(b, b.rows - r, sizeof(real))
@@ -71,7 +73,7 @@ cdef inline void last_sums(
 cdef inline void column_sums(
     int what, Py_ssize_t rows, const real* dy, const real* x, const Block* b, const real* m, double* s, double* q
 ) noexcept nogil:
-    """s += sum g, q += sum g (x - m) per column: of 8 or 16 rows in the type of x, then in float64."""
+    """Add s += sum g, q += sum g (x - m) per column: `rows` (8 or 16) rows in the type of x, then in float64."""
     cdef Py_ssize_t j, k, end, at, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
     cdef real s0, s1, s2, s3, q0, q1, q2, q3
@@ -99,15 +101,15 @@ cdef inline void column_sums(
 
 
 cdef inline void centered_sums(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
-    """s += sum (x - m), q += sum (x - m)^2 per column."""
+    """Add s += sum (x - m), q += sum (x - m)^2 per column."""
     column_sums(BN_SQUARES, ROWS, x, x, b, m, s, q)
 
 
 cdef inline void exact_sums(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
-    """The same in float64, to which float32 is converted in registers; of sixteen rows four, then the next four.
+    """The same in float64, to which float32 is converted in registers. Of sixteen rows, four at a time are summed.
 
-    More rows side by side have no room in the first-level cache if they lie whole pages apart, and conversions leave
-    few registers for them. Where neither is so, all sixteen are, and their sums are added in the same order.
+    More rows at once do not fit the first-level cache if they are whole pages apart, and conversions leave too few
+    registers for them. If neither is the case, all sixteen are summed at once, in the same order of additions.
     """
     cdef double[ACROSS] of_s, of_q
     cdef double s0, s1, s2, s3, q0, q1, q2, q3
@@ -154,7 +156,8 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
 cdef inline void weighted_row(
     const real* x, const double* w, Py_ssize_t width, bint skipna, const double* m, double* n, double* s, double* q
 ) noexcept nogil:
-    """n += w, s += w (x - m), q += w (x - m)^2 per column, in float64; values without weight (or NaN) do not enter."""
+    """Add n += w, s += w (x - m), q += w (x - m)^2 per column, in float64, without values of weight 0 and, if skipna,
+    without NaN."""
     cdef Py_ssize_t j
     cdef double v, wj, d
     cdef bint used
@@ -171,7 +174,8 @@ cdef inline void weighted_row(
 cdef void careful_sums(
     const real* x, const Block* b, bint skipna, const double* center, double* n, double* s, double* q
 ) noexcept nogil:
-    """Per channel n = sum w, s = sum w (x - center), q = sum w (x - center)^2, all in float64; room for all columns."""
+    """Compute n = sum w, s = sum w (x - center) and q = sum w (x - center)^2 per channel, all in float64. n, s and q
+    need space for all columns."""
     cdef double[WIDE] wj, columns, of_n, of_s, of_q, near
     cdef const double* m = columns_of(center, b, columns)
     cdef Py_ssize_t r, j, width = width_of(b), rows = b.rows + (b.extra > 0)
@@ -197,7 +201,8 @@ cdef void careful_sums(
 cdef void first_values(
     const real* x, const Block* b, bint skipna, const double* n, double* center
 ) noexcept nogil:
-    """The first value that counts, for every channel that has none yet (n == 0); 0 where the block has none either."""
+    """Set the center of each channel that has no value yet (n == 0) to its first value that counts, or to 0 if the
+    block has none."""
     cdef bint[WIDE] found
     cdef double[WIDE] wj, near
     cdef Py_ssize_t r, j, c, width, missing = 0
@@ -225,7 +230,7 @@ cdef void first_values(
 cdef void add_unmarked(
     Py_ssize_t channels, double count, const int* odd, const double* center, const double* s, const double* q, Parts to
 ) noexcept nogil:
-    """Add a block to the moments of the channels that careful_moments leaves out."""
+    """Add a block to the moments of the channels that are not marked as odd."""
     cdef Py_ssize_t c
     for c in range(channels):
         if not odd[c]:
@@ -233,8 +238,8 @@ cdef void add_unmarked(
 
 
 cdef void careful_moments(const real* x, const Block* b, bint skipna, const int* odd, Parts to) noexcept nogil:
-    """The marked channels of a block: with NaN to leave out, with values whose squares float32 cannot hold, or that are
-    not finite. What one channel holds changes no bit of another.
+    """Add a block to the moments of the channels marked in `odd`: those with NaN to leave out, with values that are
+    not finite, or whose squares float32 cannot hold. What one channel holds changes no bit of another.
     """
     cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
@@ -254,7 +259,8 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, const int*
 
 
 cdef void rough_centers(const real* x, const Block* b, const double* n, real* center) noexcept nogil:
-    """The mean of every fourth row, for channels that have no mean yet; exact where a channel is constant."""
+    """Set the center of each channel that has no mean yet (n == 0) to the mean of every fourth row, which is exact if
+    the channel is constant."""
     cdef real[WIDE] first, columns
     cdef const real* m
     cdef double[WIDE] s, q
@@ -283,7 +289,8 @@ cdef void rough_centers(const real* x, const Block* b, const double* n, real* ce
 
 
 cdef inline bint varying(const real* x, const Block* b, const real* center, const double* q, int* odd) noexcept nogil:
-    """Mark channels whose sum of squares vanished though they hold something else than their center; whether any do."""
+    """Mark channels whose sum of squares is 0 although a value differs from the center. Return whether there are
+    any."""
     cdef real[WIDE] m
     cdef int[WIDE] other
     cdef Py_ssize_t r, j, c, width = width_of(b)
@@ -304,7 +311,8 @@ cdef inline bint varying(const real* x, const Block* b, const real* center, cons
 cdef inline bint beyond_float(
     const real* x, const Block* b, const real* center, const double* q, int* odd
 ) noexcept nogil:
-    """Mark channels whose squares left the range in which float32 is exact to its last digit; whether any did."""
+    """Mark channels whose squares left the range in which float32 is exact to its last digit. Return whether there are
+    any."""
     cdef Py_ssize_t c
     cdef int bad = 0, small = 0
     cdef double floor = BN_LEAST_SQUARE * <double>values_of(b)
@@ -318,7 +326,7 @@ cdef inline bint beyond_float(
 
 
 cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) noexcept nogil:
-    """block_moments in float64, whose range the squares of float32 do not leave."""
+    """block_moments in float64, in whose range the squares of float32 stay."""
     cdef real[WIDE] rough
     cdef double[WIDE] center, columns, s, q
     cdef int[WIDE] odd
@@ -337,7 +345,7 @@ cdef void exact_moments(const real* x, const Block* b, bint skipna, Parts to) no
         begin_sums(b, s, q)
         exact_sums(x, b, columns_of(center, b, columns), s, q)
         gather_sums(b, s, q)
-    for c in range(b.channels):     # differences of float32 may overflow
+    for c in range(b.channels):     # a center made of differences of float32 may have overflowed
         odd[c] = (real is float) & (not (fabs(center[c]) < INFINITY)) | skipna & (q[c] != q[c])
         careful |= odd[c]
     if careful:
@@ -376,7 +384,7 @@ cdef void float_moments(const float* x, const Block* b, bint skipna, Parts to) n
 
 
 cdef void block_moments(const real* x, const Block* b, bint skipna, bint exact, Parts to) noexcept nogil:
-    """Add one block to the moments of its channels. exact: float32 is to be summed in float64."""
+    """Add one block to the moments of its channels. exact: sum float32 in float64."""
     if b.w != NULL:
         weighted_moments(x, b, skipna, to)
     elif real is float and not exact:

@@ -1,5 +1,5 @@
-/* Loops over channels and partial sums of which the compiler has to know more than a Cython loop can say: that arrays
- * do not overlap, or that a loop must not be unrolled before it is vectorized. */
+/* Loops over channels and partial sums that must tell the compiler what a Cython loop cannot: that arrays do not
+ * overlap, or that a loop must not be unrolled before it is vectorized. */
 #ifndef BNORM_LANES_H
 #define BNORM_LANES_H
 
@@ -10,7 +10,7 @@
 #include "formulas.h"
 #include "memory.h"
 
-/* How many doubles one instruction puts into any order. */
+/* How many doubles one instruction can permute. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define BN_PERMUTES 8
@@ -33,8 +33,8 @@
 #define BN_RESTRICT restrict
 #endif
 
-/* Before a loop whose result lies where an argument does or apart from all of them: nothing is left to be checked, and
- * a check takes as long as a short row. */
+/* Goes before a loop whose result either lies exactly where an argument lies or overlaps none of them. The compiler
+ * then leaves out its checks for overlap, which take as long as a short row. */
 #if defined(__clang__)
 #define BN_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -45,11 +45,11 @@
 #define BN_INDEPENDENT
 #endif
 
-/* The function of that name for what p points to: both.h makes one for float and one for double. */
+/* name_float or name_double (both.h), chosen by the type that p points to. */
 #define BN_OF(name, p) _Generic(*(p), float: name##_float, double: name##_double)
 
-/* bn_add_block for every channel. Where all have as many values, as they do without weights and NaN, one division is
- * enough. */
+/* bn_add_block for every channel. If all channels have the same number of values, as they do without weights and NaN,
+ * one division is enough for all. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
                                  const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
                                  double *BN_RESTRICT mean, double *BN_RESTRICT m2, double *BN_RESTRICT low)
@@ -70,7 +70,8 @@ static inline void bn_add_blocks(ptrdiff_t channels, double count, const double 
 }
 
 #if defined(__AVX512DQ__)
-/* The two halves of a vector, added up; and 8 sums in float64, begun here or added. */
+/* bn_halved adds the two halves of a vector. bn_keep_eight stores 8 sums as float64 (`begin`), or adds them to
+ * `eight`. */
 BN_INLINE __m256 bn_halved(__m512 v)
 {
     return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -83,51 +84,55 @@ BN_INLINE void bn_keep_eight(__m256 sums, int begin, double *eight)
 }
 #endif
 
-/* 8 partial sums to one. */
+/* The sum of 8 partial sums. */
 BN_INLINE double bn_whole(const double *eight)
 {
     const double a = eight[0] + eight[4], b = eight[1] + eight[5], c = eight[2] + eight[6], d = eight[3] + eight[7];
     return (a + c) + (b + d);
 }
 
-/* The numbers of channels, columns, rows or runs, one array of each, in the type of x; NULL where they are not used. */
+/* What the loops need of each channel, column, row or run: one array per number, in the type of x; NULL if not used. */
 typedef struct {
-    const void *h, *scale, *shift;  /* high part of the mean, and the forward */
-    const void *gamma, *beta;       /* of each value of a row, after that */
-    const void *a, *b, *c;          /* of the gradient */
-    const void *gain;               /* a factor of dy alone */
-    const void *w;                  /* weights, of each value */
-    const void *dh;                 /* what is added to the gradient, of each value */
+    const void *h, *scale, *shift;  /* high part of the mean; then the forward: v = (x - h) scale + shift */
+    const void *gamma, *beta;       /* for each value of a row: v gamma + beta */
+    const void *a, *b, *c;          /* of the gradient: a (g - (b (x - h) + c)) */
+    const void *gain;               /* a factor of g alone */
+    const void *w;                  /* weights, for each value */
+    const void *dh;                 /* added to the gradient, for each value */
 } bn_numbers;
 
 static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
 
-/* What is summed: g and g t, t being x - h. g is t; or dy, brought before the activation of v = (x - h) scale + shift;
- * or dy gamma, dy being brought before that of v gamma + beta; or w t, t being 0 where w is; or as the second, t being
- * 0 where g is. */
+/* What is summed: g and g t, where t = x - h. Everywhere here "dy before the activation of v" means the gradient of
+ * what goes into the activation, if dy is the gradient of what comes out.
+ *
+ * BN_SQUARES: g = t. BN_PAIRS: g = dy before the activation of v = (x - h) scale + shift. BN_SCALED: g = dy gamma
+ * before the activation of v gamma + beta. BN_WEIGHED_SQUARES: g = w t, where t is 0 if w is. BN_WEIGHED_PAIRS: as
+ * BN_PAIRS, but t is 0 if g is. */
 enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED_SQUARES, BN_WEIGHED_PAIRS };
 
 #define BN_ARRAY_IS(h) const real *const h = (const real *)of->h;
 #define BN_NUMBER_IS(h) const real own_##h = ((const real *)of->h)[k];
 #define BN_MAP_NUMBERS(DO) DO(h) DO(scale) DO(shift)
 
-/* A sum of float32 squares or products that is smaller, for each value, has lost digits to subnormal numbers, and is
- * made again in float64. Products have both signs: what is left of large ones may be small, so they are suspected
- * earlier. */
+/* If a sum of float32 squares or products is smaller than this times the number of values, subnormal numbers may have
+ * cost it digits, and it is computed again in float64. Products have both signs, so large ones may leave a small sum:
+ * their limit is higher. */
 #define BN_LEAST_SQUARE 1e-36
 #define BN_LEAST_PRODUCT 1e-30
 
 enum {
-    BN_WIDTH = 32,  /* partial sums; a loop of 16 would be unrolled before it could be vectorized */
-    BN_TINY = 16,   /* values of a row that a single vector holds */
+    BN_WIDTH = 32,  /* partial sums along a row; a loop of 16 would be unrolled before it could be vectorized */
+    BN_TINY = 16,   /* most values of a row that one vector holds */
     BN_BATCH = 64,  /* most rows of a batch */
-    BN_CHAIN = 8,   /* values that are added to one of them before it is added in float64 */
+    BN_CHAIN = 8,   /* values added to each of them before it is added to a float64 sum */
     BN_BEYOND = BN_WIDTH * sizeof(double)   /* bytes of zeros behind gamma and beta */
 };
 
-/* Both sums of n values of a run, in lanes, a few vectors at a time in the type of x: STEP(i, j, kept) adds value i in
- * lane j, if it is kept. What does not fill a vector is read together with what lies behind it, as far as `left` values
- * may be read. */
+/* Adds both sums of n values of a run to the 8 float64 parts in `first` and `second`. They are summed in BN_WIDTH
+ * lanes in the type of x, BN_CHAIN values per lane at most: STEP(i, j, kept) adds value i to lane j, if it is kept.
+ * The last values, which do not fill a vector, are read together with what is behind them, if that may be read: `left`
+ * values may. */
 #define BN_RUN_IN_LANES(n, left, first, second, STEP)                                                                 \
     for (ptrdiff_t i_ = 0; i_ < (n);) {                                                                               \
         const ptrdiff_t end_ = (n) - i_ < BN_CHAIN * BN_WIDTH ? (n) : i_ + BN_CHAIN * BN_WIDTH;                       \
@@ -153,10 +158,10 @@ enum {
         OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                          \
     }
 
-/* Both sums of a run of n values, 32 at least, 8 parts of each in float64, begun here or added. SET(i, k, kept) lets
- * s[j] and t[j] begin with value i, and with k if that is kept; ADD(i) adds one. What does not fill a vector is read as
- * the last vector of the run, together with the first. Constants to the compiler: `begin`, and `brief` if n is less
- * than 64. */
+/* Both sums of a run of n >= 32 values, as 8 parts of each in float64, which are stored (`begin`) or added. SET(i, k,
+ * kept) lets s[j] and t[j] begin with value i, plus value k if that is kept; ADD(i) adds value i. If the last values
+ * do not fill a vector, the last vector of the run is read together with the first, and only values not yet summed are
+ * kept. `begin` and `brief`, whether n is less than 64, are constants to the compiler. */
 #define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
     {                                                                                                                 \
         const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
@@ -187,7 +192,8 @@ enum {
         }                                                                                                             \
     }
 
-/* A value of a row with a gamma for each, as p_ and q_, of both sums along it; and what it adds to those of columns. */
+/* Value i of a row with a gamma for each value: adds to both sums of its column, `across` and `along`; p_ and q_ are
+ * what it adds to both sums along the row. */
 #define BN_ROW_VALUE(i, keep)                                                                                         \
     const int kept_ = keep;                                                                                           \
     const real d_ = x[i] - own_h, v_ = d_ * own_scale + own_shift;                                                    \
@@ -218,7 +224,8 @@ enum {
 #include "both.h"
 #elif defined(real)
 
-/* 32, 16 or 8 partial sums as 8 in float64, begun here or added: both halves of a vector, then those of the result. */
+/* Folds 32, 16 or 8 partial sums to 8 in float64, which are stored (`begin`) or added: adds both halves of the vector,
+ * then both halves of the result. */
 BN_INLINE void OF(bn_fold)(int width, int begin, const real *wide, double *eight)
 {
 #if BN_IS_FLOAT && defined(__AVX512DQ__) /* without a detour through memory */
@@ -241,7 +248,8 @@ BN_INLINE void OF(bn_fold)(int width, int begin, const real *wide, double *eight
 #endif
 }
 
-/* The last values of a row, a whole vector to read of which `rest` count. What may be read ends after `left` values. */
+/* The last `rest` values of a row as the beginning of a whole vector: they are copied to `room`, with zeros behind
+ * them, if fewer values (`left`) than a vector may be read. */
 BN_INLINE const real *OF(bn_rest)(const real *values, int32_t rest, ptrdiff_t left, real *room)
 {
     if (left >= BN_WIDTH)
@@ -251,7 +259,7 @@ BN_INLINE const real *OF(bn_rest)(const real *values, int32_t rest, ptrdiff_t le
     return room;
 }
 
-/* v, or 0 where it is not to be kept: no choice of which a compiler could make a branch. */
+/* v, or 0 if it is not kept: by a mask, which the compiler cannot turn into a branch. */
 BN_INLINE real OF(bn_kept)(real v, int keep)
 {
     integer bits;
@@ -261,8 +269,8 @@ BN_INLINE real OF(bn_kept)(real v, int keep)
     return v;
 }
 
-/* Both sums of n values of row k, added to 8 parts of each in float64. Behind gamma and beta there are BN_BEYOND bytes
- * of zeros to read. `what` and the kind of `act` are constants to the compiler, and no choice is left in the loops. */
+/* Adds both sums of n values of row k to 8 parts of each in float64. BN_BEYOND bytes of zeros follow gamma and beta,
+ * and may be read. `what` and the kind of `act` are constants to the compiler, so no branch is left in the loops. */
 BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n,
                                  ptrdiff_t left, const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {
@@ -272,7 +280,7 @@ BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, co
     BN_RUN_IN_LANES(n, left, sum, dot, BN_SHORT_STEP)
 }
 
-/* The same all in float64, where a product left the range of float32. */
+/* The same two sums all in float64, for values of which a product left the range of float32. */
 BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n,
                                   const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {
@@ -300,19 +308,19 @@ BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, c
     *dot = d;
 }
 
-/* The sum of x - h over a row, or of its square, as 8 parts in float64; `left` as above. */
 BN_INLINE real OF(bn_power)(int square, real t)
 {
     return square ? t * t : t;
 }
 
-/* Of 32 values or more. */
+/* The sum of x - h over a row of 32 values or more, or of its square, as 8 parts in float64. */
 BN_INLINE void OF(bn_long_sum)(int square, int brief, const real *x, ptrdiff_t n, real h, double *eight)
 {
     double none[8];
     BN_RUN_SUMS(1, brief, n, eight, none, BN_TWO_POWERS, BN_POWER)
 }
 
+/* The same for a row of any length; `left` values may be read. */
 BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)
 {
     if (n <= BN_TINY && left >= BN_TINY) {
@@ -334,9 +342,9 @@ BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t 
     }
 }
 
-/* Both sums of a row that has a gamma for each value, as above: g = dy gamma. And what it adds to the sums of its
- * columns, down a few rows in the type of x: across += dy, along += dy ((x - h) scale + shift), dy being that before
- * the activation. */
+/* Both sums along a row that has a gamma for each value, as in bn_short_sums with BN_SCALED. It also adds to the sums
+ * down its columns, made of a few rows in the type of x: across += g and along += g v, where v = (x - h) scale + shift
+ * and g is dy before the activation. */
 BN_INLINE void OF(bn_row_sums)(bn_activation act, const real *dy, const real *x, ptrdiff_t n, ptrdiff_t left,
                                const bn_numbers *of, ptrdiff_t k, real *BN_RESTRICT along, real *BN_RESTRICT across,
                                double *sum, double *dot)
