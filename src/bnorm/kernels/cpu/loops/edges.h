@@ -1,18 +1,18 @@
-/* Rows that are sent past the caches as they are computed, each line from the registers it was computed in, while as
- * many are fetched. That is faster than to gather them first: sent one after the other they wait for memory, and
- * nothing else is done. */
+/* Rows that are sent past the caches as they are computed, each line straight from the registers; for each line sent,
+ * one of the input is fetched. That is faster than to gather lines first: when these are sent one after the other,
+ * stores wait for memory and nothing else is done. */
 #ifndef BNORM_EDGES_H
 #define BNORM_EDGES_H
 
 #include "streams.h"
 
-/* What does not fill a line at the end of some rows waits here for the beginning of the next; of its line the first
- * `skip` bytes are not ours. */
+/* The values at the end of a row that do not fill a vector wait here for the beginning of the next row. The first
+ * `skip` bytes of that vector are not part of the output. */
 typedef struct {
-    char *to;                   /* where the line goes, or NULL */
+    char *to;                   /* where the vector goes, or NULL */
     size_t filled, skip;
-    bn_ahead *ahead;            /* the walk over what is read */
-    char space[4 * BN_LINE];    /* the line, and as much before and behind it */
+    bn_ahead *ahead;            /* the walk that fetches what is read */
+    char space[4 * BN_LINE];    /* the vector, with space before and behind it */
 } bn_edge;
 
 BN_INLINE char *bn_edge_line(bn_edge *edge)
@@ -34,7 +34,8 @@ static inline void bn_close_edge(bn_edge *edge)
     edge->filled = edge->skip = 0;
 }
 
-/* Fetch the last of as many bytes as were read, of which the others were fetched while lines were sent. */
+/* Advance the walk by `bytes`, which were read. Most of them were fetched while lines were sent; the last line is
+ * fetched here. */
 static inline void bn_walk_on(bn_ahead *ahead, size_t bytes)
 {
     if (ahead->at) {
@@ -43,14 +44,14 @@ static inline void bn_walk_on(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* values[j] = VALUE(i + j, p + j) of as many values as there are. */
+/* values[j] = VALUE(i + j, p + j) for all elements of the array `values`. */
 #define BN_VALUES(values, i, p, VALUE)                                                                                \
     BN_ROLLED                                                                                                         \
     for (int j_ = 0; j_ < (int)(sizeof(values) / sizeof(values)[0]); j_++)                                            \
         (values)[j_] = VALUE((i) + j_, (p) + j_);
 
 #if defined(BN_HAS_STREAM)
-/* Where the row that goes to `to` begins within its vector; what it does not continue is closed. */
+/* Returns the offset of `to` in its vector. What waits at the edge is written first if `to` does not continue it. */
 static inline size_t bn_row_edge(bn_edge *edge, char *to)
 {
     const size_t offset = (uintptr_t)to & (BN_UNIT - 1);
@@ -62,11 +63,11 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
     return offset;
 }
 
-/* Rows of n values each that lie one after the other, n being a line at least. Value i of them all is VALUE(i, p),
- * where p is its place in a row. NUMBERS(DO) is DO(h) DO(r) and so on, for every number of a row; that of row k is
- * h[k], and own_h in VALUE. What a row gives is turned to where its bytes belong in a line, and put behind what the
- * line has: put together in memory, a line would wait for all that was sent before it. brisk: what lies as memory wants
- * it is not turned. */
+/* Computes and sends contiguous rows of n values each, n being at least a line. Value i of all rows is VALUE(i, p),
+ * where p is its place in its row. NUMBERS(DO) is DO(h) DO(r) and so on, for the numbers of a row; number h of row k
+ * is h[k], and own_h in VALUE. Each computed vector is rotated to its offset in the output and joined with the rest of
+ * the vector before it, in registers: if they were joined in memory, the load would wait for everything sent before
+ * it. brisk: rows that are aligned are not rotated. */
 #define BN_SEND_ROWS(brisk, rows, n, out, edge, NUMBERS, VALUE)                                                       \
     do {                                                                                                              \
         enum { WIDTH_ = BN_UNIT / sizeof(real) };                                                                     \
@@ -84,7 +85,7 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
             bn_unit last_ = line_;                                                                                    \
             ptrdiff_t i_ = 0;                                                                                         \
             NUMBERS(BN_OWN_IS)                                                                                        \
-            if (odd_) {         /* before anything is sent, as what is read may lie there too */                      \
+            if (odd_) {         /* before anything is sent, which may overwrite what is read */                       \
                 BN_VALUES(values_, begin_ + (n) - WIDTH_, (n) - WIDTH_, VALUE)                                        \
                 last_ = bn_turned(bn_take(values_), bn_order(2 * BN_UNIT - rest_ - filled_));                         \
             }                                                                                                         \
@@ -96,7 +97,7 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
                 i_ = WIDTH_;                                                                                          \
                 skip_ = 0;                                                                                            \
             }                                                                                                         \
-            for (; filled_ == 0 && (brisk) && i_ < even_; i_ += WIDTH_) {       /* nothing is to be turned */         \
+            for (; filled_ == 0 && (brisk) && i_ < even_; i_ += WIDTH_) {       /* aligned: no rotation */            \
                 real unit_[WIDTH_];                                                                                   \
                 BN_VALUES(unit_, begin_ + i_, i_, VALUE)                                                              \
                 BN_SEND_UNIT(bn_take(unit_))                                                                          \
@@ -140,7 +141,7 @@ static inline size_t bn_row_edge(bn_edge *edge, char *to)
 #define BN_OWN_IS(h) const real own_##h = h[k_];
 #define BN_NO_NUMBERS(DO)
 
-/* out[i] = VALUE(i, i) of n values, a line at least. */
+/* Computes and sends out[i] = VALUE(i, i) for n values, at least a line of them. */
 #define BN_SEND_VALUES(brisk, n, out, edge, VALUE) BN_SEND_ROWS(brisk, 1, n, out, edge, BN_NO_NUMBERS, VALUE)
 
 #endif

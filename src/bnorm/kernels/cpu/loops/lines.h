@@ -1,10 +1,10 @@
-/* The maps of a line: y = act((x - h) scale + shift), and dx = a (g - w (b (x - h) + c)), g being dy before the
- * activation. h is the high part of the mean in the type of x, so x - h is exact near the mean; the low part is folded
- * into shift and c. With a outside the brackets b is of the size of 1 / std, which float32 holds wherever it holds x. A
- * weight of 0 keeps whatever stands under it out, NaN too. Without b (statistics that are constants) dx = a g. b and c
- * are negative here, and subtracted: bn_one_nan says why.
+/* The maps of a line: y = act((x - h) scale + shift) and dx = a (g - w (b (x - h) + c)), where g is dy before the
+ * activation (lanes.h). h is the mean rounded to the type of x, so x - h is exact near the mean; the rest of the mean
+ * is folded into shift and c. As a is outside the parentheses, b is about 1 / std, which float32 can hold if it can
+ * hold x. If a weight is 0, x does not enter dx, even if it is NaN. Without b (constant statistics) dx = a g. b and c
+ * have the opposite sign of those in formulas.h, and are subtracted; bn_one_nan says why.
  *
- * The kind of `act` is a constant to the compiler in what ends in _by. */
+ * In functions whose names end in _by, the kind of `act` is a constant to the compiler. */
 #ifndef BNORM_LINES_H
 #define BNORM_LINES_H
 
@@ -17,7 +17,7 @@
 #define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
 #define BN_COLUMN_TILT(i) (b[i] * (x[i] - h[i]) + c[i])
 #define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - BN_COLUMN_TILT(i)))
-/* y[j] = VALUE of n values; y may be x, or dy. */
+/* y[j] = VALUE for n values; y may be x or dy. */
 #define BN_LINE_OF(y, VALUE)                                                                                          \
     {                                                                                                                 \
         BN_INDEPENDENT                                                                                                \
@@ -33,7 +33,8 @@
 #include "both.h"
 #elif defined(real)
 
-/* Whether an infinity is among n values; an odd end is looked at as a whole vector, which is faster than one by one. */
+/* Whether one of n values is infinite. The last values, if they do not fill a vector, are checked as part of the last
+ * whole vector, which is faster than one by one. */
 BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 {
     enum { VECTOR = 16 };
@@ -46,9 +47,8 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
     return found != 0;
 }
 
-/* A line of y from column `from` on, which is sent if there is an `edge`. infinite: set where an infinity is among x,
- * or NULL. It is looked for in the loop that reads x anyway, and the flags of a few values stay apart, as the values
- * do. */
+/* Computes a line of y from column `from` on, and sends it if there is an `edge`. infinite: NULL, or set if a value of
+ * x is infinite. That is checked in the loop that reads x anyway, with SOME separate flags, so that it vectorizes. */
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
                                      ptrdiff_t from, int *infinite, bn_edge *edge)
 {
@@ -84,8 +84,8 @@ BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrd
     BN_BY_KIND(OF(bn_map_columns_by), act, x, y, n, of, from, infinite, edge)
 }
 
-/* A line of dx, which is sent if there is an `edge`; then there are no weights, and there is b. The weights
- * are those of the line already. */
+/* Computes a line of dx from column `from` on, and sends it if there is an `edge`; then there are no weights, and b is
+ * not NULL. of->w begins with the weights of this line, not with those of column 0. */
 BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
                                           const bn_numbers *of, ptrdiff_t from, bn_edge *edge)
 {
@@ -110,7 +110,7 @@ BN_APART void OF(bn_gradient_columns)(bn_activation act, const real *dy, const r
     BN_BY_KIND(OF(bn_gradient_columns_by), act, dy, x, dx, n, of, from, edge)
 }
 
-/* The same of one channel's numbers, with weights in units of `unit`. */
+/* The same for a run, with the numbers of its channel; the weights are divided by `unit`. */
 BN_INLINE void OF(bn_weighted_run)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
                                       const bn_numbers *of, const double *w, double unit)
 {

@@ -1,22 +1,22 @@
-/* The gradient sums of a stripe of rows that share gamma and beta, two rows at a time: what these add to the sums of
- * the columns, which lie in the first-level cache, is read and written once for both. */
+/* The gradient sums of a stripe of rows that share gamma and beta, two rows at a time: the sums down the columns,
+ * which are in the first-level cache, are read and written once for both rows. */
 #ifndef BNORM_PAIRS_H
 #define BNORM_PAIRS_H
 
 #include "lanes.h"
 #include "streams.h"
 
-enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* values of a row at most; of longer ones as many at a time */
+enum { BN_SHORT = BN_CHAIN * BN_WIDTH };    /* most values of a row; longer rows are cut into parts of this length */
 
-/* Whole lines are read, with what lies around the values: that is no error, but sanitizers take it for one. */
+/* bn_vector reads whole cache lines, also around the values. That is no error, but sanitizers report it as one. */
 #if defined(__AVX512DQ__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define BN_LINED 1
 
-/* A row whose vectors may begin within a line of the caches, as NumPy's large arrays do. The two lines of a vector are
- * read and put together: to read across them takes longer, and misleads the processor's own fetching. */
+/* A row whose vectors may lie across two cache lines, as those of NumPy's large arrays do. Both lines are loaded and
+ * permuted into the vector: a load across two lines takes longer, and misleads the processor's own prefetching. */
 typedef struct {
     const float *values, *line;
-    ptrdiff_t next;     /* values from one line to the other, 0 where one has them all */
+    ptrdiff_t next;     /* values from a line to the next, or 0 if a vector is one line */
     __m512i order;
 } bn_lined;
 
@@ -29,7 +29,7 @@ BN_INLINE bn_lined bn_line_up(const float *values)
     return row;
 }
 
-/* 16 values from place i on, or those of them that are to be kept, and 0. */
+/* 16 values from place i on; unless all are asked for (`whole`), 0 in place of those that are not kept. */
 BN_INLINE __m512 bn_vector(const bn_lined *row, ptrdiff_t i, int whole, __mmask16 keep)
 {
     const float *line = row->line + i;
@@ -43,7 +43,7 @@ typedef struct {
     __m512 h, scale, shift, s[2], d[2];
 } bn_pair_row;
 
-/* BN_PAIR_STEP of 16 columns, in half j of both sums along the row. */
+/* BN_PAIR_STEP for 16 columns, which are half j of the lanes of both sums along the row. */
 BN_INLINE void bn_pair_step(bn_activation act, bn_pair_row *row, ptrdiff_t i, int j, int whole, __mmask16 keep,
                             __m512 gamma, __m512 beta, __m512 *along, __m512 *across)
 {
@@ -74,7 +74,7 @@ BN_INLINE void bn_pair_columns(int two, bn_activation act, bn_pair_row *rows, pt
     _mm512_storeu_ps(across + i, c);
 }
 
-/* OF(bn_pair_sums) of float32, BN_LONG values at most. */
+/* OF(bn_pair_sums) for BN_LONG values of float32 at most. */
 BN_INLINE void bn_lined_pair_sums(int two, bn_activation act, ptrdiff_t n, ptrdiff_t pitch, int add,
                                   const bn_ahead *near, const float *x, const float *dy, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, float *BN_RESTRICT along, float *BN_RESTRICT across,
@@ -121,10 +121,10 @@ BN_INLINE void bn_lined_pair_sums(int two, bn_activation act, ptrdiff_t n, ptrdi
 #define BN_LINED 0
 #endif
 
-enum { BN_LONG = (BN_LINED ? 4 : 1) * BN_SHORT };  /* the same of float32 */
+enum { BN_LONG = (BN_LINED ? 4 : 1) * BN_SHORT };  /* the same for float32 */
 
-/* Value i of row r of a pair, which lies at x[at] and dy[at], in lane j of both sums along the row and in those of its
- * column, if it is kept. */
+/* Adds value i of row r of a pair, read from x[at] and dy[at], to lane j of both sums along the row and to both sums
+ * of its column, if it is kept. */
 #define BN_PAIR_STEP(r, x, dy, at, i, j, keep)                                                                        \
     {                                                                                                                 \
         const real d_ = (x)[at] - h##r, v_ = d_ * scale##r + shift##r;                                                \
@@ -142,9 +142,10 @@ enum { BN_LONG = (BN_LINED ? 4 : 1) * BN_SHORT };  /* the same of float32 */
 #if BN_IS_FLOAT && BN_LINED
 #define bn_pair_sums_float(two, act, n, pitch, left, ...) bn_lined_pair_sums(two, act, n, pitch, __VA_ARGS__)
 #else
-/* n values, BN_SHORT at most, of a row, or of two that lie `pitch` values apart from x and dy on, of which `left` may
- * be read: 8 parts of both sums of each, begun here or added; and what they add to the sums of the columns. `two` and
- * the kind of `act` are constants to the compiler. */
+/* Sums of n values, BN_SHORT at most, of one row, or of two (`two`) that are `pitch` values apart; the first begins
+ * with x and dy, and `left` values may be read. The two sums along each row are stored as 8 parts, or added to them
+ * (`add`); those down the columns are added to along and across. `two` and the kind of `act` are constants to the
+ * compiler. */
 BN_INLINE void OF(bn_pair_sums)(int two, bn_activation act, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left, int add,
                                 const bn_ahead *near, const real *x, const real *dy, const bn_numbers *of, ptrdiff_t k,
                                 ptrdiff_t from, real *BN_RESTRICT along, real *BN_RESTRICT across, double *sum,
@@ -193,7 +194,7 @@ BN_INLINE void OF(bn_pair_sums)(int two, bn_activation act, ptrdiff_t n, ptrdiff
 
 #endif
 
-/* The same of a stripe of rows. */
+/* The same for a stripe of rows; the sums down the columns are added to dgamma and dbeta. */
 BN_INLINE void OF(bn_paired_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left,
                                   int add, const bn_ahead *near, const real *x, const real *dy, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot)

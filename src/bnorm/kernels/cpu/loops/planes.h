@@ -1,11 +1,11 @@
-/* Planes: the values of one channel at one outer position, which lie side by side, as those of an image do. Planes of
- * several channels lie one after the other; those of the next outer position are `stride` values away. */
+/* Sums of planes. A plane is the values of one channel at one outer position, side by side, as those of an image are.
+ * Planes of several channels follow each other; those of the next outer position are `stride` values away. */
 #ifndef BNORM_PLANES_H
 #define BNORM_PLANES_H
 
 #include "runs.h"
 
-/* Planes of some channels at some outer positions: what one gives is added to the sums of its channel. */
+/* Applies SUMS to every plane of channels c and outer positions r_; `at` is where the plane begins. */
 #define BN_EVERY_PLANE(SUMS)                                                                                          \
     if (n < 2 * BN_WIDTH)                                                                                             \
         BN_EVERY(1, SUMS)                                                                                             \
@@ -36,8 +36,8 @@ BN_INLINE void OF(bn_plane_products_of)(bn_activation act, ptrdiff_t rows, ptrdi
                                    dot + 8 * c))
 }
 
-/* Both sums of each channel, 8 parts of each, to which are added those of its planes: sum g and sum g (x - h), g being
- * dy before the activation, or x - h if there is no dy. */
+/* Adds sum g and sum g (x - h) of all planes to the two sums of their channel, 8 parts of each. g is dy before the
+ * activation, or x - h if there is no dy. */
 BN_APART void OF(bn_plane_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
                                 const real *dy, const real *x, const bn_numbers *of, bn_ahead *ahead,
                                 double *BN_RESTRICT sum, double *BN_RESTRICT dot)

@@ -1,4 +1,4 @@
-/* The numbers of short rows, for a batch of rows at a time, and their maps; sums of rows. */
+/* The maps of rows and runs, and the numbers that they need, for a batch of rows at a time. */
 #ifndef BNORM_ROWS_H
 #define BNORM_ROWS_H
 
@@ -6,7 +6,7 @@
 #include "edges.h"
 
 #if defined(__AVX512F__)
-/* Of each of two vectors the sums of neighbours, by turns; and of the halves of those sums. */
+/* bn_pairs: the sums of neighboring values of two vectors, interleaved. bn_halves: the sums of neighboring quarters. */
 BN_INLINE __m512d bn_pairs(const double *v)
 {
     const __m512d a = _mm512_loadu_pd(v), b = _mm512_loadu_pd(v + 8);
@@ -19,7 +19,7 @@ BN_INLINE __m512d bn_halves(__m512d a, __m512d b)
 }
 #endif
 
-/* For each of some rows, the sum of its 8 parts: neighbours first, so that a vector has those of several rows. */
+/* The sum of the 8 parts of each row: neighbors first, so that a vector holds parts of several rows. */
 BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double *BN_RESTRICT whole)
 {
     double four[4 * BN_BATCH], two[2 * BN_BATCH];
@@ -36,12 +36,13 @@ BN_APART void bn_wholes(ptrdiff_t rows, const double *BN_RESTRICT parts, double 
         whole[i] = two[2 * i] + two[2 * i + 1];
 }
 
-/* Values of a row that may be sent as fast as they are computed. Of longer ones lines would follow each other so closely
- * that they wait for memory: to turn them, though no byte moves, takes less time than that. */
+/* Most values of a row that is sent as fast as it is computed. In longer rows, stores would follow each other so
+ * closely that they wait for memory, which takes longer than to rotate every vector as if the row were not aligned. */
 enum { BN_BRISK = 512 };
 
-/* The maps of rows that lie one after the other, which are sent if there is an `edge`. Else what does not fill a vector is
- * made first, as the last vector of the row, and written last: what is read may lie there too. */
+/* BN_MAP_ROW maps one row, BN_MAP_ROWS contiguous rows, which are sent if there is an `edge`. If the last values of a
+ * row do not fill a vector, the last vector of the row is computed first and written last, because the row may
+ * overwrite what it is computed from. */
 #define BN_MAP_ROW(n, out, VALUE)                                                                                     \
     if ((n) >= BN_TINY) {                                                                                             \
         real last_[BN_TINY];                                                                                          \
@@ -86,7 +87,7 @@ enum { BN_BRISK = 512 };
         }                                                                                                             \
     }
 
-/* The same, but with an activation a simple loop, which is faster then, and nothing is sent. */
+/* The same, but with an activation a simple loop, which is faster then, and which sends nothing. */
 #define BN_MAP_ROWS_BY(rows, n, out, edge, NUMBERS, VALUE)                                                            \
     if (act.kind == BN_IDENTITY) {                                                                                    \
         BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
@@ -116,8 +117,7 @@ enum { BN_BRISK = 512 };
 #define BN_GRADIENT(i, p) (own_a * (OF(bn_act_pull)(act, BN_U(i, p), dy[i] * gamma[p]) - BN_TILTED(i)))
 #define BN_ADDED_GRADIENT(i, p) (BN_GRADIENT(i, p) + dh[i])
 
-/* mean and rstd of some rows of n values, known by their sums about a center of each: those of x - center, and of their
- * squares. */
+/* mean and rstd of rows of n values, from the sums of x - center and (x - center)^2 of each row. */
 BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int centered, const double *BN_RESTRICT center,
                                  const double *BN_RESTRICT sum, const double *BN_RESTRICT square,
                                  double *BN_RESTRICT mean, double *BN_RESTRICT rstd)
@@ -130,7 +130,7 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
     }
 }
 
-/* Sums of two arrays. */
+/* A value of h = x + r. */
 #define BN_SUM(i, p) (h[i] = x[i] + r[i])
 
 #define bn_sums(n, x, ...) BN_OF(bn_sums, x)(n, x, __VA_ARGS__)
@@ -144,8 +144,8 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
 #include "both.h"
 #elif defined(real)
 
-/* y = act(u) of rows or runs that lie one after the other, u being v = (x - h) scale + shift, or v gamma + beta where each
- * value has these. Sent if there is an `edge`. */
+/* y = act(u) of contiguous rows or runs, where u is v = (x - h) scale + shift, or v gamma + beta if each value has its
+ * own gamma and beta. y is sent if there is an `edge`. */
 BN_INLINE void OF(bn_map_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *x, real *y,
                                   const bn_numbers *of, bn_edge *edge)
 {
@@ -163,8 +163,9 @@ BN_APART void OF(bn_map_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, co
     BN_BY_KIND(OF(bn_map_rows_by), act, rows, n, x, y, of, edge)
 }
 
-/* dx = a (g - (b (x - h) + c)) of the same, g being dy, or dy gamma, before the activation of u; plus dh. Or of runs
- * a (gain g - w (b (x - h) + c)), their weights being those of each; or, without b, g of a dy. */
+/* dx of contiguous rows or runs, where g is dy, or dy gamma, before the activation of u. With a gamma for each value
+ * dx = a (g - (b (x - h) + c)), plus dh if there is one. Without b (constant statistics) dx = a g. Else
+ * dx = a (gain g - w (b (x - h) + c)), where gain and w may be left out; all runs have the same weights w. */
 BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
                                        real *dx, const bn_numbers *of, bn_edge *edge)
 {
@@ -190,16 +191,16 @@ BN_APART void OF(bn_gradient_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t 
     BN_BY_KIND(OF(bn_gradient_rows_by), act, rows, n, dy, x, dx, of, edge)
 }
 
-/* h = x + r of n values, a line at least, which are sent to `out` and kept in h for what comes next. */
+/* h = x + r of n values, at least a line of them, which are sent to `out` and kept in h for what comes next. */
 BN_APART void OF(bn_sums)(ptrdiff_t n, const real *x, const real *r, real *BN_RESTRICT h, real *out, bn_edge *edge)
 {
     BN_SEND_VALUES(0, n, out, edge, BN_SUM);
 }
 
-/* Where one of the numbers of a channel or row is NaN, let it be h, and only h. Which of two NaN an operation returns is up to
- * the compiler, but for a subtraction, which returns the first. So the maps subtract what may be NaN (x - h, and in the gradient
- * b and c, which are kept negative for it), and the bits of what they make are the same in every build. Without a branch, so
- * that loops vectorize. */
+/* If one of the numbers of a channel or row is NaN, let only h be NaN. The compiler decides which of two NaN an
+ * operation returns, except for a subtraction, which returns the first. So the maps subtract what may be NaN (h from x
+ * and, in the gradient, what b and c make, whose sign is changed for this), and their results have the same bits in
+ * every build. There is no branch, so that loops vectorize. */
 BN_INLINE void OF(bn_one_nan)(real *h, real *scale, real *shift)
 {
     const int found = (*h != *h) | (*scale != *scale) | (*shift != *shift);
@@ -208,15 +209,15 @@ BN_INLINE void OF(bn_one_nan)(real *h, real *scale, real *shift)
     *shift = found ? 0 : *shift;
 }
 
-/* What the type of a row has room for. */
+/* v, within the range of the type of a row. */
 BN_INLINE double OF(bn_within)(double v)
 {
     return BN_IS_FLOAT ? bn_bounded(v) : v;
 }
 
-/* The numbers of the maps of some rows. Of (x - h) r + b: h, r and b, from the mean and rstd of each; and of
- * r (g - (tilt (x - h) + rest)), dot being sum g (x - h). tilt is bn_grad_b, whose choice for no values would keep it from
- * vectorizing. */
+/* The numbers that the maps of rows need. bn_row_numbers computes h, r and b of y = (x - h) r + b from the mean and
+ * rstd of each row. bn_row_slopes computes tilt and rest of dx = r (g - (tilt (x - h) + rest)) from the sums of g and,
+ * as `dot`, of g (x - h). tilt is -bn_grad_b, without its branch for rows of no values, which would not vectorize. */
 BN_APART void OF(bn_row_numbers)(ptrdiff_t rows, const double *BN_RESTRICT mean,
                                   const double *BN_RESTRICT rstd, real *BN_RESTRICT h, real *BN_RESTRICT r,
                                   real *BN_RESTRICT b)

@@ -1,4 +1,4 @@
-/* The sums of runs: values of one channel that lie side by side. */
+/* Sums of runs. A run is the values of one channel that lie side by side. */
 #ifndef BNORM_RUNS_H
 #define BNORM_RUNS_H
 
@@ -23,7 +23,7 @@
     s[j] += g_;                                                                                                       \
     t[j] += g_ * v_;
 
-/* The next runs, as long as `least` values may be read. */
+/* SUMS of run after run, as long as at least `least` values may still be read. */
 #define BN_EACH_RUN(least, SUMS)                                                                                      \
     for (; k < runs && left >= (least); k++, dy += n, x += n, left -= n, sum += 8, dot += 8) {                        \
         if (ahead)                                                                                                    \
@@ -31,7 +31,7 @@
         SUMS;                                                                                                         \
     }
 
-/* LOOP, with the number of channels of a row known to the compiler where they are few. */
+/* LOOP(channels), where the number of channels of a row is a constant to the compiler if it is small. */
 #define BN_FEW(LOOP)                                                                                                  \
     switch (channels) {                                                                                               \
     case 2: LOOP(2) break;                                                                                            \
@@ -44,7 +44,7 @@
         for (ptrdiff_t c = 0; c < (channels); c++)                                                                    \
             of_runs[k * (channels) + c] = of_rows[k];
 
-/* The sums of some rows from those of their runs. */
+/* Adds up the sums of the runs of each row. */
 #define BN_ADD_RUNS(channels)                                                                                         \
     for (ptrdiff_t k = 0; k < rows; k++) {                                                                            \
         double sum = of_runs[k * (channels)];                                                                         \
@@ -77,8 +77,7 @@ BN_INLINE void OF(bn_products)(int begin, int brief, bn_activation act, const re
     BN_RUN_SUMS(begin, brief, n, sum, dot, BN_TWO_PRODUCTS, BN_PRODUCT)
 }
 
-/* sum dy and sum dy (x - h) of runs that lie one after the other: 8 parts of each in float64, begun here. `left` values
- * may be read, as in bn_short_sums. The width is a constant to the compiler. */
+/* Sums of a run of up to `width` values, which is a constant to the compiler; that many values may be read. */
 BN_INLINE void OF(bn_run_vector)(int32_t width, const real *dy, const real *x, int32_t n, real h, double *sum,
                                  double *dot)
 {
@@ -92,6 +91,7 @@ BN_INLINE void OF(bn_run_vector)(int32_t width, const real *dy, const real *x, i
     OF(bn_fold)(width, 1, d, dot);
 }
 
+/* sum dy and sum dy (x - h) of contiguous runs, as 8 parts of each in float64; `left` values may be read. */
 BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const real *x, ptrdiff_t left,
                               const bn_numbers *of, bn_ahead *ahead, int sent, double *BN_RESTRICT sum,
                               double *BN_RESTRICT dot)
@@ -113,8 +113,9 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
     })
 }
 
-/* From the two sums of some runs, one of each channel: what they add to the gradients of gamma and beta, unless
- * these are NULL, and gamma times both, which are parts of the sums of a row. off: its mean less h. */
+/* For runs, one of each channel: adds what they give to dgamma and dbeta, unless dgamma is NULL, and multiplies their
+ * two sums by gamma, which makes them parts of the sums of the row. gain becomes gamma; off is the mean of the row minus
+ * h. */
 BN_APART void OF(bn_run_totals)(ptrdiff_t runs, const double *BN_RESTRICT gamma,
                                 const double *BN_RESTRICT rstd, const double *BN_RESTRICT off,
                                 double *BN_RESTRICT sum, double *BN_RESTRICT dot, real *BN_RESTRICT gain,
@@ -134,7 +135,7 @@ BN_APART void OF(bn_run_totals)(ptrdiff_t runs, const double *BN_RESTRICT gamma,
     }
 }
 
-/* The numbers of some rows as those of their runs, one of each channel. */
+/* Copies the number of each row to all its runs, one for each channel. */
 BN_APART void OF(bn_each)(ptrdiff_t rows, ptrdiff_t channels, const real *BN_RESTRICT of_rows,
                          real *BN_RESTRICT of_runs)
 {

@@ -1,5 +1,5 @@
-/* How large arrays go through: what is going to be read is fetched ahead, what is finished goes to memory past the
- * caches. Both change only the time it takes. */
+/* How large arrays pass through the caches: input is fetched into them (prefetched) before it is read; output is sent
+ * past them, straight to memory. Both change only the time, no result. */
 #ifndef BNORM_STREAMS_H
 #define BNORM_STREAMS_H
 
@@ -10,7 +10,7 @@
 #include "fetch.h"
 #include "lanes.h"
 
-/* Whether there are stores past the caches. Without them all results go through the caches. */
+/* Whether the processor has stores past the caches. If not, all results go through the caches. */
 #if defined(__SSE2__) || defined(_M_X64)
 #include <immintrin.h>
 #define BN_HAS_STREAM 1
@@ -21,27 +21,30 @@ enum { BN_STREAMS = 0 };
 
 enum {
     BN_LINE = 64,           /* bytes of a cache line */
-    BN_AHEAD = 8192,        /* bytes fetched before they are read: the latency of memory times its bandwidth, and some */
-    BN_FLUSH = 1024,        /* finished bytes from which they go to memory: the less of them, the smoother it flows */
-    BN_ROOM = 8192          /* bytes that may be finished at once */
+    BN_AHEAD = 8192,        /* bytes to fetch ahead of the reader: the latency of memory times its bandwidth, and more */
+    BN_FLUSH = 1024,        /* gathered bytes from which they are sent: the fewer at once, the more even the flow */
+    BN_ROOM = 8192          /* most bytes of output that are asked for at once */
 };
 
-/* A walk ahead of the reader over rows of `span` bytes with `gap` bytes between them, of one array, or of a second
- * too that lies `apart` bytes from the first (0: none), and of a third, or of an output through the caches, that lies
- * `third` bytes from it (0: none, or the array itself). It may run past the end: fetching is not reading. Few lines at a
- * time, between other work: the queue to memory is short, and a thread that waits for a place in it does nothing else. */
+/* A walk: the place up to which input is fetched, ahead of the reader, and how that place moves on. It goes over rows
+ * of `span` bytes with `gap` bytes between them. A second array, which lies `apart` bytes from the first (0: none), is
+ * fetched with it, and so is a third, or an output that goes through the caches, `third` bytes from the first (0:
+ * none, or the first array itself). A walk may run past the end of an array, since a prefetch never fails. Only a few
+ * lines should be fetched at a time, between other work: the queue to memory is short, and a thread that waits for a
+ * place in it does nothing else. */
 typedef struct {
     const char *at;
     ptrdiff_t apart, third, gap;
     size_t span, left;
-    size_t early;           /* bytes that were fetched before as many others were sent */
-    ptrdiff_t reach;        /* instead of a walk: how many bytes behind what is read the next is fetched (0: a walk); or
-                             * of x, while the walk is one over dy */
-    size_t rows, height;    /* how many rows are left of a tile, and how many it has; 0: whole rows are walked over */
-    size_t tile, beside;    /* bytes of a row in a tile, and from this tile on */
+    size_t early;           /* bytes that were fetched early, so that bn_send need not fetch them */
+    ptrdiff_t reach;        /* not 0: instead of a walk, fetch what is this many bytes beyond what is read; if `at` is
+                             * set too, that goes for x, and the walk is over dy */
+    size_t rows, height;    /* rows left of a tile, and all rows of a tile; 0: there are no tiles */
+    size_t tile, beside;    /* bytes of a row in a tile, and from this tile to the last */
 } bn_ahead;
 
-/* From the end of a row to the next; from the last row of a tile to the first of the tile beside it, or to those below. */
+/* Move from the end of a row to the next row; at the end of a tile, to the tile beside it or, after the last, to the
+ * rows below. */
 BN_APART void bn_next_row(bn_ahead *ahead)
 {
     ahead->at += (ptrdiff_t)ahead->left + ahead->gap;
@@ -72,7 +75,7 @@ static inline void bn_advance(bn_ahead *ahead, size_t bytes)
     ahead->left -= bytes;
 }
 
-/* Fetch a line of each array, at the same place of all. */
+/* Fetch one line of each array. */
 BN_INLINE void bn_fetch_lines(const char *at, ptrdiff_t apart, ptrdiff_t third)
 {
     bn_fetch_line(at);
@@ -82,7 +85,7 @@ BN_INLINE void bn_fetch_lines(const char *at, ptrdiff_t apart, ptrdiff_t third)
         bn_fetch_line(at + third);
 }
 
-/* Fetch as many bytes as are going to be read now. */
+/* Fetch the next `bytes` of the walk, as many as the caller is about to read. */
 BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
 {
     while (bytes > 0) {
@@ -100,8 +103,8 @@ BN_APART void bn_fetch(bn_ahead *ahead, size_t bytes)
     }
 }
 
-/* Fetch what lies `reach` bytes behind these of x, and of dy unless a walk goes over it. Line by line, between the loads of
- * sums: then the processor's own fetching is not misled, and nothing waits. */
+/* Fetch what is `reach` bytes beyond these bytes of x, and of dy unless a walk goes over it. Fetched line by line
+ * between the loads of sums, this neither misleads the processor's own prefetching nor waits. */
 BN_INLINE void bn_fetch_with(const bn_ahead *ahead, const void *x, const void *dy, size_t bytes)
 {
     const char *at = (const char *)x + ahead->reach;
@@ -116,8 +119,8 @@ BN_INLINE void bn_fetch_with(const bn_ahead *ahead, const void *x, const void *d
             bn_fetch_line(at + third + i);
 }
 
-/* Fetch what comes as far behind these bytes of x and dy: while sums are made memory has nothing else to do. Where the
- * output of a walk is gathered and sent, half of it is left for when that is done. */
+/* Fetch as much as is read of x and dy here, further ahead: while sums are computed, memory has nothing else to do. If
+ * the output will be gathered and sent, half of it is left to bn_send. */
 static inline void bn_fetch_on(bn_ahead *ahead, const void *x, const void *dy, size_t bytes, int sent)
 {
     if (ahead->reach) {
@@ -132,13 +135,14 @@ static inline void bn_fetch_on(bn_ahead *ahead, const void *x, const void *dy, s
 }
 
 static inline void bn_stand(bn_ahead *ahead)
+/* Fetch nothing: the walk stands still. */
 {
     ahead->at = NULL;
     ahead->apart = ahead->third = ahead->reach = 0;
     ahead->early = 0;
 }
 
-/* Let what is read be fetched so many bytes ahead, in place of a walk; or x alone, and let the walk go on over dy. */
+/* Fetch what is `bytes` beyond what is read, in place of a walk; only_x: only for x, while the walk goes on over dy. */
 static inline void bn_reach(bn_ahead *ahead, ptrdiff_t bytes, int only_x)
 {
     ahead->at = only_x ? ahead->at + ahead->apart : NULL;
@@ -146,6 +150,7 @@ static inline void bn_reach(bn_ahead *ahead, ptrdiff_t bytes, int only_x)
     ahead->reach = bytes;
 }
 
+/* Begin a walk over rows of `span` bytes, `step` bytes apart, of x and, unless it is NULL, of dy. */
 static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_t span, size_t step)
 {
     ahead->at = (const char *)x;
@@ -158,8 +163,8 @@ static inline void bn_walk(bn_ahead *ahead, const void *x, const void *dy, size_
     ahead->height = 0;
 }
 
-/* Let the walk go over so many rows of its span, then of the `beside` bytes of a row that begin with it, tile by tile,
- * and then to the rows below. */
+/* Let the walk go tile by tile: over `rows` rows of its span, then over the same rows of the tile to the right, until
+ * the tiles cover `beside` bytes of each row, then over the rows below. */
 static inline void bn_tiles(bn_ahead *ahead, size_t rows, size_t beside)
 {
     ahead->rows = ahead->height = rows;
@@ -167,9 +172,9 @@ static inline void bn_tiles(bn_ahead *ahead, size_t rows, size_t beside)
     ahead->beside = beside;
 }
 
-/* Output that is gathered in the first-level cache and sent to memory by whole lines, whose old contents then need not
- * be read first. The buffer mirrors memory from the line on that `to` points to; of that line the first `skip` bytes
- * are not ours. */
+/* Output that is gathered in the first-level cache and sent to memory in whole lines, so that their old contents need
+ * not be read first. The buffer holds what goes to memory from `to` on, which begins a line; the first `skip` bytes of
+ * that line are not part of the output. */
 typedef struct {
     char *to, *buffer;
     size_t filled, skip;
@@ -183,8 +188,8 @@ static inline void bn_open(bn_output *out)
     out->buffer = out->space + (-(uintptr_t)out->space & (BN_LINE - 1));
 }
 
-/* A vector that is sent past the caches; its bytes turned, so that those from some place on come first; the first bytes of
- * one, and the rest of another. */
+/* bn_send_unit sends a vector past the caches. bn_turned rotates its bytes, to an order of bn_order. bn_joined takes
+ * the first bytes, those of a part of bn_first, from `in`, and the others from `out`. */
 #if defined(__AVX512F__)
 typedef __m512i bn_unit;
 typedef __mmask16 bn_part;
@@ -212,7 +217,7 @@ BN_INLINE bn_unit bn_joined(bn_part part, bn_unit in, bn_unit out)
 {
     return _mm_or_si128(_mm_and_si128(part, in), _mm_andnot_si128(part, out));
 }
-/* By one place, and by two: the first two bits of the order. */
+/* Rotates by one place and by two places, as the two lowest bits of the order say. */
 BN_INLINE bn_unit bn_turned(bn_unit unit, bn_unit order)
 {
     const __m128i by = _mm_shuffle_epi32(order, 0), one = _mm_set1_epi32(1), two = _mm_set1_epi32(2);
@@ -231,7 +236,7 @@ BN_INLINE bn_unit bn_take(const void *from)
     return unit;
 }
 
-/* The order that turns a vector so that byte `from` comes first. */
+/* The order that rotates a vector so that its byte `from` comes first. */
 BN_INLINE bn_unit bn_order(size_t from)
 {
     static const int32_t places[32] = {0, 1, 2,  3,  4,  5,  6,  7, 8, 9, 10, 11, 12, 13, 14, 15,
@@ -251,7 +256,7 @@ BN_INLINE void bn_send_line(void *to, const void *from)
 #endif
 }
 
-/* Send whole lines, and fetch as many if the walk ahead does not stand. */
+/* Send the whole lines in the buffer and, unless the walk stands still, fetch as many. */
 static inline void bn_send(bn_output *out, bn_ahead *ahead)
 {
     const size_t lines = out->filled / BN_LINE;
@@ -279,12 +284,12 @@ static inline void bn_send(bn_output *out, bn_ahead *ahead)
         }
         bn_send_line(to, from);
     }
-    memmove(out->buffer, end, BN_LINE);     /* what does not fill a line */
+    memmove(out->buffer, end, BN_LINE);     /* the rest, which does not fill a line */
     out->to = to;
     out->filled -= lines * BN_LINE;
 }
 
-/* Send everything, what does not fill a line too. */
+/* Send everything, including the rest that does not fill a line. */
 static inline void bn_close(bn_output *out, bn_ahead *ahead)
 {
     bn_send(out, ahead);
@@ -293,7 +298,7 @@ static inline void bn_close(bn_output *out, bn_ahead *ahead)
     out->filled = out->skip = 0;
 }
 
-/* Where to write the next bytes of y, at most BN_ROOM of them. */
+/* Returns where to write the next `bytes` of y, BN_ROOM at most: a place in the buffer. */
 static inline void *bn_room(bn_output *out, void *y, size_t bytes, bn_ahead *ahead)
 {
     if (out->to + out->filled != (char *)y) {

@@ -1,6 +1,6 @@
-/* The gradient sums of a stripe of rows that share gamma and beta: both sums of each row, and those of the columns,
- * which are made a few vectors at a time and stay in registers down the rows; or two rows at a time, as in pairs.h,
- * where there are too few registers, and of long rows on processors that gain from it. */
+/* The gradient sums of a stripe of rows that share gamma and beta: two sums along each row, and two down each column.
+ * The sums of a few vectors of columns stay in registers down the rows. If there are too few registers, and for long
+ * rows on processors that gain from it, two rows are summed at a time instead (pairs.h). */
 #ifndef BNORM_STRIPES_H
 #define BNORM_STRIPES_H
 
@@ -10,7 +10,7 @@ enum {
     BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
 #if defined(__AVX512F__)
     BN_BROAD = 2 * BN_WIDTH,            /* columns whose sums all stay in registers */
-    BN_NARROW = 3 * BN_BROAD            /* values of a row of float32 that is always cut into such parts */
+    BN_NARROW = 3 * BN_BROAD            /* most values of a float32 row that is always cut into parts of BN_BROAD */
 #elif defined(__AVX2__)
     BN_BROAD = BN_WIDTH,
     BN_NARROW = BN_BROAD
@@ -30,10 +30,11 @@ enum {
 #include "both.h"
 #elif defined(real)
 
-/* Some columns of some rows: `width` of them, of which the first `keep` are there. g = dy before the activation;
- * across = sum g and along = sum g ((x - h) r + b) down the rows, s = sum g gamma and d = sum g gamma (x - h) along
- * each, of which after the `last` columns 8 parts are left. The flags, the width and the kind of `act` are constants to
- * the compiler. */
+/* Sums of `width` columns of some rows, of which the first `keep` exist, or all (`whole`). With v = (x - h) scale +
+ * shift and g = dy before the activation, the sums down the rows are across = sum g and along = sum g v, those along
+ * each row s = sum g gamma and d = sum g gamma (x - h). The `first` columns begin s and d; the `last` ones fold them
+ * to 8 parts in `sum` and `dot`, which are stored or added (`add`). The flags, `width` and the kind of `act` are
+ * constants to the compiler. */
 BN_INLINE void OF(bn_stripe_columns)(
  int first, int last, int add, int width, int whole, int32_t keep, bn_activation act, ptrdiff_t rows,
  ptrdiff_t pitch, const bn_ahead *near, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row,
@@ -80,11 +81,11 @@ BN_INLINE void OF(bn_stripe_part)(
     real along[BN_BROAD], across[BN_BROAD];
     for (int32_t j = 0; j < width; j++)
         along[j] = across[j] = 0;
-    if (!last || width == 8 || keep == width) /* the first two are known where this is compiled */
+    if (!last || width == 8 || keep == width) /* the compiler knows the first two */
         OF(bn_stripe_columns)(first, last, add, width, 1, keep, act, rows, pitch, near, dy + i, x + i, of, row,
                               from + i, along, across, s, d, sum, dot);
     else {
-        ptrdiff_t all = rows; /* behind the last of these rows there may be nothing to read: they are copied */
+        ptrdiff_t all = rows; /* the rows that may be read in whole vectors; the others are copied */
         while (all > 0 && (all - 1) * pitch + i + width > left)
             all--;
         for (ptrdiff_t k = 0, some; k < rows; k += some) {
@@ -108,9 +109,10 @@ BN_INLINE void OF(bn_stripe_part)(
         dbeta[from + i + j] += (double)across[j];
 }
 
-/* n values, as many as pairs.h takes, of each of some rows, which lie `pitch` values apart from x and dy on, of which
- * `left` may be read: 8 parts of both sums of each, begun here or added, and what they add to the sums of the columns.
- * Behind gamma and beta there are zeros. ahead: NULL, or what is to be fetched meanwhile, as in bn_fetch_on. */
+/* Sums of n values, no more than pairs.h takes, of each of `all` rows, which begin with x and dy and are `pitch`
+ * values apart; `left` values may be read. The two sums along each row are stored as 8 parts, or added to them
+ * (`add`); the sums down the columns are added to dgamma and dbeta. gamma and beta are followed by zeros. ahead: NULL,
+ * or what is fetched meanwhile, as in bn_fetch_on. */
 BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch,
                                   ptrdiff_t left, int add, const real *dy, const real *x, const bn_numbers *of,
                                   ptrdiff_t k, ptrdiff_t from, double *dgamma, double *dbeta, double *sum, double *dot,
@@ -148,8 +150,8 @@ BN_INLINE void OF(bn_stripe_sums)(bn_activation act, ptrdiff_t all, ptrdiff_t n,
 }
 
 #if BN_IS_FLOAT && BN_LINED
-/* The same of more than BN_NARROW float32, two rows at a time. Its calls are a function of their own, as the compiler
- * would make other loops of those above if they were side by side. */
+/* The same for more than BN_NARROW values of float32, two rows at a time. It is a separate function, since the
+ * compiler would make different loops of those above if both were in one. */
 BN_INLINE void bn_stripe_pairs(bn_activation act, ptrdiff_t all, ptrdiff_t n, ptrdiff_t pitch, ptrdiff_t left, int add,
                                const float *dy, const float *x, const bn_numbers *of, ptrdiff_t k, ptrdiff_t from,
                                double *dgamma, double *dbeta, double *sum, double *dot, bn_ahead *ahead, int sent)

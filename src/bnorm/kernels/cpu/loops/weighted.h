@@ -1,11 +1,11 @@
-/* Sums of runs whose positions have weights, which all runs of an outer position share. They are float64, in lanes of
- * a fixed number. */
+/* Sums of runs whose positions have weights, the same for all runs of an outer position. They are made in a fixed
+ * number of lanes, a few values in the type of x and then in float64. */
 #ifndef BNORM_WEIGHTED_H
 #define BNORM_WEIGHTED_H
 
 #include "lanes.h"
 
-/* A power of two that brings the largest of some weights near 1, and leaves a mask as it is. */
+/* A power of two: times it, the largest of some weights is near 1. It is 1 for a mask, which stays as it is. */
 static inline double bn_near_one(double largest)
 {
     int exponent;
@@ -13,12 +13,12 @@ static inline double bn_near_one(double largest)
     return largest > 0.0 ? ldexp(1.0, exponent < -1022 ? 1023 : 1 - exponent) : 1.0;
 }
 
-/* sum w (x - h), sum w (x - h)^2; what weighs nothing is not read as a number. */
+/* sum w (x - h) and sum w (x - h)^2. If w is 0, x does not enter, even if it is NaN. */
 #define BN_WEIGHTED_SQUARE(i, j, kept)                                                                                \
     const real w_ = w[i], d_ = OF(bn_kept)(x[i] - h, w_ != 0 && (kept)), p_ = w_ * d_;                                \
     s[j] += p_;                                                                                                       \
     t[j] += p_ * d_;
-/* sum g, sum g (x - h); nor is the x of a g that is 0. */
+/* sum g and sum g (x - h). If g is 0, x does not enter. */
 #define BN_WEIGHTED_PRODUCT(i, j, kept)                                                                               \
     const real d_ = x[i] - own_h;                                                                                     \
     const real g_ = OF(bn_kept)(OF(bn_act_pull)(act, d_ * own_scale + own_shift, dy[i]), (kept));                     \
@@ -31,7 +31,7 @@ static inline double bn_near_one(double largest)
 #include "both.h"
 #elif defined(real)
 
-/* Of `runs` runs of n values each, `pitch` values apart, with the same weights, behind which a vector of zeros lies. */
+/* Sums of `runs` runs of n values, `pitch` values apart, with the same weights, which a vector of zeros follows. */
 BN_APART void OF(bn_weighted_squares)(ptrdiff_t runs, ptrdiff_t n, ptrdiff_t pitch, const real *x, ptrdiff_t left,
                                       const real *w, real h, double *sum, double *square)
 {
