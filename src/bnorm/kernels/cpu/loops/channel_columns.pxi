@@ -1,5 +1,6 @@
-# A row of columns is `widen` copies of `channels` runs of `run` values: column (q * channels + c) * run + l belongs to
-# channel c. These helpers go from channels to columns and back.
+# Blocks, channels and columns. A row of columns is `widen` times `channels` runs of `run` values: column
+# (q * channels + c) * run + l belongs to channel c. These functions copy numbers of channels to columns, and add up the
+# sums of the columns of each channel.
 #
 # Uses nothing of its siblings.
 # Gives Block, FETCH_COLUMNS, Folds, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
@@ -7,33 +8,33 @@
 # weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
 
 cdef enum:
-    FETCH_COLUMNS = 32  # columns between two fetches of what comes next, by rows: few lines at a time
-    ROWS = 16           # rows that are summed side by side
-    MANY_COLUMNS = 128  # from so many on it pays to begin with whole cache lines
+    FETCH_COLUMNS = 32  # columns that are summed between two fetches, so that few lines are fetched at a time
+    ROWS = 16           # rows that are summed as one tree
+    MANY_COLUMNS = 128  # from this many columns on it pays to begin with whole cache lines
 
 
-# Sums of 512 weights of a block each, of which the last may be of more, or of fewer.
+# Sums of the weights of a block, of 512 weights each; the last may be of more or fewer.
 ctypedef struct Folds:
     double[2 * BLOCK + 2] sums
     Py_ssize_t done     # how many weights have been added up
-    int negative        # set where one is
+    int negative        # set if a weight is negative
 
 
-# A block: `rows` rows of `widen * channels * run` columns, `stride` values apart, and below them the
-# first `extra` columns of one more.
+# A block: `rows` rows of `widen * channels * run` columns, which are `stride` values apart, and below them the first
+# `extra` columns of one more row.
 ctypedef struct Block:
     Py_ssize_t rows, stride, extra
     Py_ssize_t widen, channels, run
-    const void* w       # the weight of its first position, of the others behind it; NULL: all weigh 1
-    int weighs          # what they are, as in Job
-    int* unsound        # set where one is negative or not finite
-    double* total       # their sum, if it is known, for the next channel; or NULL
-    Folds* folds        # where their sums go as they are read, or NULL
-    bn_ahead* ahead     # the walk through memory that the reader is on, or NULL
+    const void* w       # the weights from the first position on; NULL: all are 1
+    int weighs          # their type, as in Job
+    int* unsound        # set if a weight is negative or not finite
+    double* total       # their sum, which the first channel stores for the others (-1: not yet); or NULL
+    Folds* folds        # where fold_weights keeps the sums of weights that were read, or NULL
+    bn_ahead* ahead     # the walk that fetches what is read, or NULL
 
 
 cdef inline double bounded(double v, const real* x) noexcept nogil:
-    """v as the type of x can multiply by it."""
+    """Return v, or the largest number of the type of x if v is finite and larger."""
     return bn_bounded(v) if real is float else v
 
 
@@ -42,25 +43,26 @@ cdef inline Py_ssize_t width_of(const Block* b) noexcept nogil:
 
 
 cdef inline Py_ssize_t head_of(const real* x, const Block* b) noexcept nogil:
-    """How many columns come before the first whole cache line, if that is the same in all rows."""
+    """Return how many columns come before the first whole cache line; 0 if that differs between rows, or if there are
+    few columns."""
     if width_of(b) < MANY_COLUMNS or b.stride * sizeof(real) % BN_LINE != 0:
         return 0
     return (-<size_t>x & (BN_LINE - 1)) // sizeof(real)
 
 
 cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:
-    """Of each channel."""
+    """Return how many values of each channel a block has."""
     return (b.rows * width_of(b) + b.extra) // b.channels
 
 
 cdef inline void fetch_rows(const Block* b, Py_ssize_t rows, size_t size) noexcept nogil:
-    """What comes after so many last rows of a block, and the part of one below them; its walk ends with the block."""
+    """Fetch on, by the last `rows` rows of a block and the partial row below them, so that the walk keeps its lead."""
     if b.ahead != NULL:
         bn_fetch(b.ahead, (rows * width_of(b) + b.extra) * size)
 
 
 cdef inline Block run_block(Py_ssize_t n) noexcept nogil:
-    """n values of one channel that lie one after the other: LANES partial sums side by side."""
+    """Return a block of n contiguous values of one channel, with LANES partial sums side by side."""
     cdef Block b
     b.rows = n // LANES
     b.stride = b.run = LANES
@@ -76,12 +78,12 @@ cdef inline Block run_block(Py_ssize_t n) noexcept nogil:
 
 
 cdef inline bint planes_of(const Block* b) noexcept nogil:
-    """Whether planes.h has the sums of a block, all of whose values weigh 1."""
+    """Whether planes.h can sum a block whose weights are all 1."""
     return b.run >= BN_WIDTH and b.widen == 1 and b.rows > 0 and (b.extra == 0 or b.channels == 1)
 
 
 cdef inline Block plane_of(const Block* b) noexcept nogil:
-    """The block as planes: a long run is a single one."""
+    """Return the block as planes: a long run is a single plane."""
     cdef Block plane = b[0]
     if b.stride == b.run:
         plane.run = b.rows * b.run + b.extra
@@ -90,7 +92,7 @@ cdef inline Block plane_of(const Block* b) noexcept nogil:
 
 
 cdef inline void whole_sums(Py_ssize_t channels, double* eight, double* sums) noexcept nogil:
-    """8 parts of each channel to one number."""
+    """Add up the 8 parts of each channel."""
     cdef Py_ssize_t c
     for c in range(channels):
         sums[c] = bn_whole(eight + 8 * c)
@@ -105,7 +107,8 @@ cdef inline void zero(double* values, Py_ssize_t n) noexcept nogil:
 cdef void plane_sums(
     Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, double* s, double* q
 ) noexcept nogil:
-    """sum g and sum g (x - h) per channel of a block that is planes, g being dy before the activation, or x - h."""
+    """Compute sum g and sum g (x - h) per channel of a block of planes. g is dy before the activation, or x - h if
+    there is no dy."""
     cdef double[WIDE >> 2] sums, dots
     cdef Block p = plane_of(b)
     zero(sums, 8 * p.channels)
@@ -116,7 +119,7 @@ cdef void plane_sums(
 
 
 cdef inline void centered_planes(const real* x, const Block* b, const real* m, double* s, double* q) noexcept nogil:
-    """sum (x - m) and sum (x - m)^2 of such a block."""
+    """Compute sum (x - m) and sum (x - m)^2 per channel of a block of planes."""
     cdef Numbers of = no_numbers()
     of.h = m
     plane_sums(identity(), <const real*>NULL, x, b, &of, s, q)
@@ -125,7 +128,7 @@ cdef inline void centered_planes(const real* x, const Block* b, const real* m, d
 cdef void spread(
     const real* values, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, real* columns
 ) noexcept nogil:
-    """Write each channel's value into all its columns."""
+    """Write the value of each channel into all its columns."""
     cdef Py_ssize_t q, c, i, j = 0
     for q in range(widen):
         if run == 1:
@@ -140,7 +143,7 @@ cdef void spread(
 
 
 cdef inline const real* columns_of(const real* values, const Block* b, real* columns) noexcept nogil:
-    """The same for who only reads them: the values themselves where each channel is one column."""
+    """The same for values that are only read: return the values themselves if each channel is one column."""
     if b.widen * b.run == 1:
         return values
     spread(values, b.widen, b.channels, b.run, columns)
@@ -148,7 +151,7 @@ cdef inline const real* columns_of(const real* values, const Block* b, real* col
 
 
 cdef inline void pour(real* some, Py_ssize_t n, double* all) noexcept nogil:
-    """Add sums of a few values to those of all, in float64, and begin new ones."""
+    """Add n partial sums to the totals, in float64, and set them to 0."""
     cdef Py_ssize_t j
     for j in range(n):
         all[j] += <double>some[j]
@@ -156,7 +159,7 @@ cdef inline void pour(real* some, Py_ssize_t n, double* all) noexcept nogil:
 
 
 cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
-    """Sum of n values in one fixed order: eight running sums, then a tree."""
+    """Return the sum of n values in one fixed order: eight running sums, then a tree."""
     cdef double[8] a
     cdef Py_ssize_t i, j
     for i in range(8):
@@ -172,9 +175,9 @@ cdef inline double lane_sum(const double* lanes, Py_ssize_t n) noexcept nogil:
 
 
 cdef void gather(double* columns, const Block* b) noexcept nogil:
-    """Sum over the columns of each channel, into the first `channels` of them; widen is a power of two."""
+    """Add up the columns of each channel, into the first `channels` columns. widen is a power of two."""
     cdef Py_ssize_t c, j, widen = b.widen, run = b.run, half = width_of(b) // 2
-    while widen > 1:    # one half of the row onto the other
+    while widen > 1:    # add the second half of the row to the first
         for j in range(half):
             columns[j] += columns[half + j]
         half //= 2
@@ -185,7 +188,7 @@ cdef void gather(double* columns, const Block* b) noexcept nogil:
 
 
 cdef inline void begin_sums(const Block* b, double* s, double* q) noexcept nogil:
-    """Room for two sums of every column."""
+    """Set two sums of every column to 0."""
     zero(s, width_of(b))
     zero(q, width_of(b))
 
@@ -196,14 +199,14 @@ cdef inline void gather_sums(const Block* b, double* s, double* q) noexcept nogi
 
 
 cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t i) noexcept nogil:
-    """Those from position i on, of whatever type, or NULL."""
+    """Return the weights from position i on, of whatever type, or NULL if there are none."""
     if weight == NULL:
         return weight
     return <const char*>weight + i * (<Py_ssize_t>sizeof(double) if weighs == BN_REAL else 1)
 
 
 cdef inline void weigh_block(Job* job, Py_ssize_t at, double* total, Block* b) noexcept nogil:
-    """Give a block its weights, if there are any, from a position on. total: their sum for all channels, or NULL."""
+    """Give a block its weights, if there are any, from position `at` on. total: see Block."""
     b.w = weights_from(job.weight, job.weighs, at)
     b.weighs = job.weighs
     b.unsound = &job.unsound
@@ -214,7 +217,7 @@ cdef inline void weigh_block(Job* job, Py_ssize_t at, double* total, Block* b) n
 cdef inline const double* weights_at(
     const void* weight, int weighs, Py_ssize_t i, Py_ssize_t n, double* room
 ) noexcept nogil:
-    """n weights from position i on: where they lie, or in the room if they are bytes."""
+    """Return n weights from position i on: where they are, or converted to `room` if they are bytes."""
     if weighs == BN_REAL:
         return <const double*>weight + i
     bn_read_double(weighs, weight, i, n, room)
@@ -222,26 +225,28 @@ cdef inline const double* weights_at(
 
 
 cdef inline Py_ssize_t block_rows(const Job* job, Py_ssize_t done) noexcept nogil:
-    """Rows of the next block after so many; of moments at most three times as many, see channel_moments.pxi."""
+    """Return how many rows the block after `done` rows has: for moments at most three times as many as done, see
+    channel_moments.pxi."""
     return BLOCK if job != NULL and job.dy != NULL else max(<Py_ssize_t>FIRST, min(<Py_ssize_t>BLOCK, 3 * done))
 
 
 cdef inline const double* row_weights(const Block* b, Py_ssize_t r, Py_ssize_t width, double* room) noexcept nogil:
-    """The weights of row r of a block, of which so many columns are there."""
+    """Return the weights of row r of a block, of which the first `width` columns exist."""
     return weights_at(b.w, b.weighs, r * b.widen * b.run, width // b.channels, room)
 
 
 cdef inline void weights_of_row(
     const double* w, double scale, Py_ssize_t channels, Py_ssize_t run, Py_ssize_t width, real* columns
 ) noexcept nogil:
-    """The weights of the first `width` columns of a row, times a power of two; the channels share w[q * run + i]."""
+    """Write the weights of the first `width` columns of a row, times a power of two, to `columns`. All channels share
+    w[q * run + i]."""
     cdef Py_ssize_t c, i, j = 0
     cdef real one
     while j < width:
         if run == 1:
             one = <real>(w[0] * scale)
             if channels <= VECTOR and j + VECTOR <= width:
-                for c in range(VECTOR):     # whole vectors: what is too much is written over
+                for c in range(VECTOR):     # a whole vector: what is too much is overwritten
                     columns[j + c] = one
             else:
                 for c in range(channels):

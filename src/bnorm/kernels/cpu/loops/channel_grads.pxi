@@ -1,9 +1,9 @@
-# Gradient sums of one block, laid out as in channel_moments.pxi: sum dy and sum dy (x - h) per channel, where h is the
-# high part of the mean. With an activation dy is first brought before it, by the forward's v, recomputed as there.
-# With weights a dy of 0 adds nothing whatever x holds there: padding may be NaN.
+# Gradient sums of one block: sum dy and sum dy (x - h) per channel, where h is the mean rounded to the type of x. If
+# there is an activation, dy is first taken back through it (lanes.h calls this dy before the activation), at v, which
+# is computed as in the forward. With weights, a dy of 0 adds nothing, whatever x is there: padding may be NaN.
 #
-# A loop over values is compiled for each kind of activation (formulas.h has the list): its caller hands it to
-# `by_kind`, and it takes the activation first.
+# A loop over values is compiled for each kind of activation (listed in formulas.h): its caller gives it to `by_kind`,
+# and its first argument is the activation.
 #
 # Uses Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero (channel_columns),
 # column_sums, product (channel_moments).
@@ -11,7 +11,7 @@
 
 
 cdef inline real pulled(Activation act, real v, real g) noexcept nogil:
-    """g, the gradient behind the activation of v, brought before it."""
+    """Return g, the gradient of what the activation makes of v, taken back to the gradient of v."""
     if real is float:
         return bn_act_pull_float(act, v, g)
     else:
@@ -21,7 +21,8 @@ cdef inline real pulled(Activation act, real v, real g) noexcept nogil:
 cdef inline void pulled_row(
     Activation act, const real* dy, const real* x, Py_ssize_t n, const Numbers* of, bint weighted, double* s, double* d
 ) noexcept nogil:
-    """s += sum dy, d += sum dy (x - h) of one row, dy before the activation; with weights only where that is not 0."""
+    """Add s += sum dy, d += sum dy (x - h) of one row, with dy before the activation; if weighted, x enters only where
+    dy is not 0."""
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
     cdef const real* shift = <const real*>of.shift
@@ -38,7 +39,7 @@ cdef inline void pulled_pair_sums(
     const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """The same of all rows of a block."""
+    """The same for all rows of a block."""
     cdef Py_ssize_t r, at, n
     for r in range(b.rows + (b.extra > 0)):
         at = r * b.stride
@@ -52,7 +53,7 @@ cdef void careful_pair_sums(
     const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """The same in float64, where a product left the range of float32; the activation is the forward's."""
+    """Compute the same sums in float64, for products out of the range of float32; v is computed as in the forward."""
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
     cdef const real* shift = <const real*>of.shift
@@ -88,7 +89,7 @@ cdef inline void sums_of_pairs(
     Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """s += sum dy, d += sum dy (x - h) per column, dy before the activation if there is one."""
+    """Add s += sum dy, d += sum dy (x - h) per column, with dy before the activation if there is one."""
     if act.kind != BN_IDENTITY:
         pulled_pair_sums(dy, x, b, of, act, weighted, s, d)
     elif weighted:
@@ -100,7 +101,7 @@ cdef inline void sums_of_pairs(
 cdef inline Numbers numbers_of_columns(
     Activation act, const Block* b, const Numbers* channels, real* h, real* scale, real* shift
 ) noexcept nogil:
-    """The numbers of channels as those of their columns, of the forward only where there is an activation."""
+    """Return the numbers of channels as those of their columns; scale and shift only if there is an activation."""
     cdef Numbers of = no_numbers()
     of.h = columns_of(<const real*>channels.h, b, h)
     if act.kind != BN_IDENTITY:
@@ -112,7 +113,7 @@ cdef inline Numbers numbers_of_columns(
 cdef void block_sums(
     const real* dy, const real* x, const Block* b, const Numbers* channels, Activation act, double* sums, double* dots
 ) noexcept nogil:
-    """Add one block to the gradient sums of its channels, whose numbers are `channels`."""
+    """Add one block to the gradient sums of its channels. channels: what the loops need of each channel."""
     cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d, careful_s, careful_d
     cdef double count = <double>b.rows * b.widen * b.run

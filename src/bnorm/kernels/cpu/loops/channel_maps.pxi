@@ -1,49 +1,49 @@
-# The maps, one read and one write: lines of values, which lines.h computes, through memory. Outputs larger
-# than the cache are finished in a small buffer and streamed to memory past the cache.
+# The maps of channels: every value is read once and written once, a line of values at a time; lines.h and rows.h have
+# the arithmetic. A large output is gathered in a small buffer, or sent as it is computed, past the caches to memory.
 #
 # Uses spread, weights_at, weights_of_row (channel_columns), done, taken (channel_narrow).
 # Gives Lines, Output, SCALAR_RUN, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
-    SCALAR_RUN = 32     # from this length a run is mapped with its channel's numbers in registers
-    LINE = 1024         # values of a line, half as many float64: with their channels' numbers in the first-level cache
-    TURN = 32           # lines from which it pays to begin them where those of the cache do
-    EDGED = 64          # values of a row or run from which it pays to send it though it is not whole lines
-    LOOK = 512          # values looked at before they are mapped: enough to pay, and few enough to overlap with the map
+    SCALAR_RUN = 32     # from this length on a run is mapped with the numbers of its channel in registers
+    LINE = 1024         # values of a line, half as many float64: with their numbers they fit the first-level cache
+    TURN = 32           # from this many lines on it pays to begin them where cache lines begin
+    EDGED = 64          # from this many values on it pays to send a row or run that is not whole lines
+    LOOK = 512          # values checked before they are mapped: enough to pay, and few enough to overlap with the map
 
 
-ctypedef struct Lines:      # converted, or to be converted
+ctypedef struct Lines:      # a line of values, converted or to be converted
     double[LINE >> 1] x, dy, y
 
 
 ctypedef struct Output:
     char* y
-    int narrow          # what y is converted to, line by line
-    bint streamed       # past the caches; then what is read is fetched ahead, as much as is written
-    bint direct         # row by row, as they are computed
+    int narrow          # the type that y is converted to, line by line
+    bint streamed       # y goes past the caches; then input is fetched as output is sent, as many bytes
+    bint direct         # y is sent row by row, as it is computed
     bn_output lines
     bn_ahead ahead
     bn_edge edge
-    Lines* narrow_lines     # as much as a page and more, which rows do without
+    Lines* narrow_lines     # more than a page; tasks of rows do not need it
 
 
 cdef inline bint plain(const Job* job, const Output* out) noexcept nogil:
-    """Whether lines.h and planes.h have the maps of a job: a gradient without weights, and no conversion of y."""
+    """Whether lines.h and rows.h can send the map of a job: y is not converted, a gradient has no weights but has b."""
     return out.narrow == BN_REAL and (job.dy == NULL or (job.weight == NULL and job.b != NULL))
 
 
 cdef inline bint by_lines(const Job* job) noexcept nogil:
-    """Whether runs are converted, or looked at, a line at a time."""
+    """Whether runs are converted, or checked for infinities, a line at a time."""
     return job.narrow != BN_REAL or job.finite
 
 
 cdef inline Py_ssize_t longest(const real* x) noexcept nogil:
-    """Values mapped at a time."""
+    """Return how many values are mapped at a time."""
     return LINE if real is float else LINE // 2
 
 
 cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
-    """Where to write the n values of y from position `at`; x is read there. `done` comes after that."""
+    """Return where to write the n values of y from position `at` on. Call `done` when they are written."""
     if real is float and out.narrow != BN_REAL:
         return <real*>out.narrow_lines.y
     if not out.streamed:
@@ -52,7 +52,7 @@ cdef inline real* room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) 
 
 
 cdef inline Numbers numbers_of(const Job* job, Py_ssize_t c, const real* x) noexcept nogil:
-    """Those of the channels from c on."""
+    """Return the numbers of the channels from c on."""
     cdef Numbers of = no_numbers()
     of.h = <const real*>job.high + c
     of.scale = <const real*>job.scale + c
@@ -68,7 +68,7 @@ cdef inline Numbers numbers_of(const Job* job, Py_ssize_t c, const real* x) noex
 cdef inline void map_run(
     Job* job, Py_ssize_t at, Py_ssize_t i, Py_ssize_t n, Py_ssize_t c, Lines* lines, const real* x, real* y
 ) noexcept nogil:
-    """n values of channel c, from place `at` of the arrays and position i on, of which x is there already, into y."""
+    """Map n values of channel c, which x has already, into y. Their dy begins at position `at`, their weights at i."""
     cdef Numbers of = numbers_of(job, c, x)
     cdef double[LINE] near
     cdef const real* dy
@@ -85,7 +85,7 @@ cdef inline void map_run(
 cdef void map_planes(
     Job* job, Py_ssize_t at, Py_ssize_t planes, Py_ssize_t n, Py_ssize_t c, Output* out, const real* x
 ) noexcept nogil:
-    """`planes` runs of n values, of the channels from c on, that lie one after the other from position `at` on."""
+    """Map `planes` contiguous runs of n values, from position `at` and channel c on."""
     cdef bn_edge* edge = &out.edge if out.direct else NULL
     cdef Numbers of = numbers_of(job, c, x)
     cdef real* y = <real*>out.y + at
@@ -98,8 +98,8 @@ cdef void map_planes(
 cdef void map_runs(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
-    """Rows first to last of channels that are runs of some length, each with its numbers in registers: by planes.h, or
-    line by line where values are weighted, converted or looked at.
+    """Map rows `first` to `last` of channels that are runs of some length, with the numbers of each in registers: by
+    rows.h, or line by line if values are weighted, converted or checked for infinities.
     """
     cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
     cdef const real* line
@@ -130,7 +130,7 @@ cdef void map_runs(
 
 
 cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil:
-    """How many outer positions make a line of whole vectors, of up to `most` values: then it has no odd end."""
+    """Return how many outer positions make a line of whole vectors, of up to `most` values: it has no odd end then."""
     cdef Py_ssize_t n = 1, enough = max(<Py_ssize_t>1, most // (4 * plane))
     while n * plane % VECTOR and 2 * n * plane <= most:
         n *= 2
@@ -140,7 +140,8 @@ cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil
 cdef inline const real* spread_of(
     const void* values, Py_ssize_t c, Py_ssize_t widen, Py_ssize_t channels, Py_ssize_t run, bint turns, real* columns
 ) noexcept nogil:
-    """The numbers of all columns of a line; where it is one row of as many channels, they lie there already."""
+    """Return the numbers of all columns of a line: copied to `columns`, or where they are if each channel is a column
+    and no turn is needed."""
     if values == NULL:
         return NULL
     if widen == 1 and run == 1 and not turns:
@@ -150,9 +151,9 @@ cdef inline const real* spread_of(
 
 
 cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real* turned) noexcept nogil:
-    """Let the columns begin with another, and end with those before it."""
+    """Rotate the columns so that column `by` comes first."""
     cdef real[VECTOR] first
-    if columns != turned:   # there are none
+    if columns != turned:   # this number is not used
         return
     memcpy(first, turned, by * sizeof(real))
     memmove(turned, turned + by, (width - by) * sizeof(real))
@@ -162,15 +163,15 @@ cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real
 cdef void map_columns(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
-    """Rows first to last of channels that change from value to value, or nearly so: each column has its numbers.
+    """Map rows `first` to `last` of channels whose runs are short, so that each column needs numbers of its own.
 
-    All channels are one piece of memory, walked in lines of as many outer positions as fill whole vectors; a group of
-    channels, or more of them than fit a line, in lines that are its part of each row. The first line of the former ends
-    where a line of the cache does, so that no vector of y lies in two.
+    If all channels fit a line, memory is mapped in lines of as many outer positions as fill whole vectors. The first
+    line is shorter and ends where a cache line ends, so that no vector of y lies in two. Otherwise, for a group of
+    channels or more of them than fit a line, lines are the part of each row that belongs to the group.
     """
     cdef real[LINE] h, scale, shift, a, b, c, wr
     cdef double[LINE] near
-    cdef const void* weight = NULL if job.dy == NULL else job.weight       # the forward has no use for them
+    cdef const void* weight = NULL if job.dy == NULL else job.weight       # a forward needs no weights
     cdef Numbers line
     cdef bn_edge* edge
     cdef real* y

@@ -1,8 +1,8 @@
-# Numbers of 8 and 16 bits on their way through the loops of the channels, which know float and double: narrow.h says
-# what becomes what. A line of a map is converted before and after it is made; a block of a reduction some rows at a
-# time, so that they stay near the processor while they are summed.
+# Numbers of 8 and 16 bits in the loops over channels, which know only float32 and float64; narrow.h says what is
+# converted to what. A map converts each line before it is computed, and after. A reduction converts some rows of a
+# block at a time, so that they stay in the cache while they are summed.
 #
-# Integers without weights need no center: their sums and sums of squares have room in 64 bits, and are exact.
+# Integers without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
 #
 # Uses Block, ROWS, begin_sums, columns_of, gather_sums, values_of, weights_from, width_of (channel_columns),
 # numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts,
@@ -11,7 +11,7 @@
 
 
 cdef void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
-    """n values from position `at` on; not inline, as few arrays are narrow."""
+    """Convert n values from position `at` on. Not inline, since few arrays are narrow."""
     if real is float:
         bn_read_float(kind, values, at, n, to)
     else:
@@ -21,7 +21,7 @@ cdef void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n,
 cdef inline const real* taken(
     int kind, const void* values, Py_ssize_t at, Py_ssize_t n, double* line, const real* x
 ) noexcept nogil:
-    """Where n values from position `at` on can be read: in the line, if they are narrow."""
+    """Return where n values from position `at` on can be read: in `line`, converted, if they are narrow."""
     if kind == BN_REAL:
         return <const real*>values + at
     read_values(kind, values, at, n, <real*>line)
@@ -29,29 +29,29 @@ cdef inline const real* taken(
 
 
 cdef inline void done(Output* out, Py_ssize_t at, Py_ssize_t n, const real* y) noexcept nogil:
-    """Bring narrow values to where `room` would have had them."""
+    """Finish n values of y, written where `room` said: if y is narrow, convert them and write them to their place."""
     if real is float and out.narrow != BN_REAL:
         write_line(out, at, n, y)
 
 
 cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line) noexcept nogil:
-    """n values of y from position `at` on."""
+    """Convert n values and write them to y, from position `at` on."""
     cdef char* y = out.y + at * bn_narrow_size(out.narrow)
     if real is float:
         bn_write_float(out.narrow, line, n, bn_room(&out.lines, y, 2 * n, &out.ahead) if out.streamed else y)
 
 
 cdef enum:
-    NEAR = 4096         # float32 of a chunk that stays in the first-level cache while it is summed
-    FETCHED = 512       # values between two fetches of what comes next
+    NEAR = 4096         # float32 values of a chunk, which stays in the first-level cache while it is summed
+    FETCHED = 512       # values that are converted between two fetches
 
 
 cdef void read_rows(
     Job* job, const void* values, Py_ssize_t at, Py_ssize_t stride, const Block* chunk, bn_ahead* ahead, real* to
 ) noexcept nogil:
-    """The rows of a chunk, which begin at position `at`, one after the other."""
+    """Convert the rows of a chunk, which begin at position `at`, one after the other."""
     cdef Py_ssize_t n = chunk.stride, i = 0, all = chunk.rows * n + chunk.extra
-    if stride == n:     # they lie so
+    if stride == n:     # they are contiguous
         n = FETCHED
         stride = n
     while i < all:
@@ -66,7 +66,8 @@ cdef void read_rows(
 cdef bint next_chunk(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t most, Py_ssize_t* begin, Block* chunk, real* x, real* dy
 ) noexcept nogil:
-    """Convert the next rows of a block at position `at`, at most so many, from begin[0] on; whether there are any."""
+    """Convert the next rows of a block at position `at`, `most` at most, from begin[0] on. Return whether there are
+    any."""
     cdef Py_ssize_t r = begin[0]
     if r > b.rows or r == b.rows and b.extra == 0:
         return False
@@ -88,7 +89,7 @@ cdef bint next_chunk(
 cdef void chunks_of_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """Add a block as several, one for each chunk."""
+    """Add a block as several blocks, one for each chunk."""
     cdef double[CHUNK >> 3] values, gradients
     cdef Py_ssize_t most = CHUNK // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
     cdef Block chunk
@@ -97,9 +98,9 @@ cdef void chunks_of_block(
 
 
 cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) noexcept nogil:
-    """Add a block of halves to moments that have a mean already: summed in chunks that stay in the first-level cache,
-    and merged once. Not done where a square is not finite, or may be too small for float32, as those of float16 never
-    are."""
+    """Add a block of float16 or bfloat16 to moments that have a mean already: it is summed in chunks that stay in the
+    first-level cache, and merged once. Return False, without adding it, if a square is not finite or may be too small
+    for float32; those of float16 never are."""
     cdef float[CHUNK >> 2] values
     cdef float[WIDE] center, columns
     cdef double[WIDE] wide, s, q, spread_center
@@ -131,7 +132,7 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) no
 
 
 cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial) noexcept nogil:
-    """The same of gradient sums. Not done where a product may be too large or too small for float32."""
+    """The same for gradient sums. Return False if a product may be too large or too small for float32."""
     cdef float[CHUNK >> 2] values, gradients
     cdef float[WIDE] high, scale, shift
     cdef double[WIDE] s, d
@@ -155,7 +156,7 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
 cdef void narrow_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """reduce_block of narrow numbers. The first block of moments has to find a center, and is small."""
+    """reduce_block for narrow numbers. The first block of moments has to find a center first, and is small."""
     cdef bint added = False
     if real is float and b.w == NULL:
         if job.dy != NULL:
@@ -170,7 +171,7 @@ cdef void integer_sums(
     Job* job, Py_ssize_t at, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t channels, Py_ssize_t run,
     int64_t* s, int64_t* q
 ) noexcept nogil:
-    """Add the sums of rows of columns to those of `channels` channels, of which each has `run` columns in turn."""
+    """Add the sums of rows of columns to those of `channels` channels, which take turns at `run` columns each."""
     cdef int64_t[WIDE] of_s, of_q
     cdef Py_ssize_t j, i = 0, c = 0
     for j in range(width):
@@ -186,7 +187,7 @@ cdef void integer_sums(
 
 
 cdef Py_ssize_t integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, int64_t* q) noexcept nogil:
-    """The same of row r of a long run of channel c; returns how many values that are: the last row may be shorter."""
+    """The same for row r of a long run of channel c. Return how many values it has; the last row may be shorter."""
     cdef Py_ssize_t i = (r % job.segments) * job.segment, n = min(i + job.segment, job.inner) - i
     cdef Py_ssize_t at = (r // job.segments * job.channels + c) * job.inner + i, rows = n // BN_STRIP
     integer_sums(job, at, rows, BN_STRIP, BN_STRIP, 1, BN_STRIP, s, q)
@@ -196,8 +197,8 @@ cdef Py_ssize_t integer_run(Job* job, Py_ssize_t r, Py_ssize_t c, int64_t* s, in
 
 
 cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
-    """A task of the moments of integers, all of the same weight: sums in 64 bits, where the moments come to lie.
-    If it is one of several pieces, merge_integers takes them from there."""
+    """Sum integers without weights in 64 bits, as a task of the moments. The sums are stored where the moments will
+    be; if there are several pieces, merge_integers makes the moments later."""
     cdef Py_ssize_t p = t // job.groups, first = p * job.piece, last = min(first + job.piece, job.rows)
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels), c, r, n
     cdef Py_ssize_t size = job.channels, plane = job.widen * job.inner
@@ -230,14 +231,15 @@ cdef void integer_task(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef inline int64_t sum_at(const double* partial, Py_ssize_t i) noexcept nogil:
-    """Not read as a number: the compiler may put that off till after the double at its place is written."""
+    """Return a 64-bit sum that is stored as a double: by memcpy, as the compiler may delay another kind of read until
+    the double is overwritten."""
     cdef int64_t sum
     memcpy(&sum, partial + i, sizeof(int64_t))
     return sum
 
 
 cdef void merge_integers(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """The moments of channels, into the first piece, from the sums of all pieces: nothing is rounded before."""
+    """Store the moments of channels in the first piece, from the exact sums of all pieces."""
     cdef Py_ssize_t c, size = job.channels
     cdef const double* partial
     cdef const double* last = job.partial + job.pieces * 4 * size

@@ -1,15 +1,16 @@
-# Moments of one block whose positions have weights, which its channels share: so one sum of weights serves them all.
+# Moments of one block whose positions have weights. All channels share the weights, and so the sum of the weights.
 #
-# Summed about a center in float64, as in channel_moments.pxi. But there the center of a block is near enough because no
-# block has more than three times the values before it. Weights may grow without bounds from block to block; so a block
-# that outweighs what was before it by more is summed again where its center turns out to be far from its mean.
+# Blocks are summed about a center in float64, as in channel_moments.pxi. There the center of a block is near enough
+# since no block has more than three times as many values as those before it. But weights may grow without bound from
+# block to block. So a block that weighs more than three times as much as those before it is summed again if its center
+# turns out to be far from its mean.
 #
 # Uses Block, Folds, begin_sums, columns_of, gather_sums, lane_sum, values_of (channel_columns), Parts, add_unmarked,
 # careful_moments (channel_moments), BROAD, sums_of_columns, sums_of_rows (channel_weights).
 # Gives fold_weights, recenter, weight_of, weighted_moments.
 
 cdef enum:
-    FOLD = 512      # weights that are summed as eight rows
+    FOLD = 512      # weights that are summed as eight rows of LANES
 
 
 cdef inline double lesser(double a, double b) noexcept nogil:
@@ -17,7 +18,7 @@ cdef inline double lesser(double a, double b) noexcept nogil:
 
 
 cdef double weight_of(const double* w, Py_ssize_t n, int* negative) noexcept nogil:
-    """The sum of n weights: of so many at a time, then in pairs. negative: set where one is."""
+    """Return the sum of n weights: of FOLD at a time, then in pairs. negative: set if a weight is."""
     cdef double[LANES] lanes, low
     cdef Py_ssize_t j, half = n // (2 * FOLD) * FOLD
     cdef int found = 0
@@ -43,10 +44,11 @@ cdef inline bint recenter(
     Py_ssize_t channels, const double* count, Py_ssize_t step, const double* s, const double* q, const double* n,
     double* center
 ) noexcept nogil:
-    """Move centers far from the mean of a block that outweighs the n before it there; whether there are any.
+    """Move the center of each channel to the mean of the block if it is far from it and the block outweighs the n
+    before it more than three times. Return whether any were moved.
 
-    count: of each channel, or one for all where the step is 0. Far is sqrt(3) standard deviations: q is then four times
-    what it could be, and so is its rounding.
+    count: the weight of the block for each channel, or for all if step is 0. Far is more than sqrt(3) standard
+    deviations: q is then four times as large as about the mean, and so is its rounding error.
     """
     cdef Py_ssize_t c
     cdef bint moved = False
@@ -79,14 +81,15 @@ cdef inline bint any_zero(const Block* b) noexcept nogil:
 
 
 cdef inline double known_weight(const Block* b) noexcept nogil:
-    """The sum of its weights if that is known, or can be at once, as that of bytes; or -1."""
+    """Return the sum of the weights if it is known, or can be computed at once, as for bytes; else -1."""
     if b.total != NULL and b.total[0] >= 0.0:
         return b.total[0]
     return -1.0 if b.weighs == BN_REAL else <double>bn_sum_bytes(b.weighs, b.w, values_of(b))
 
 
 cdef inline void fold_weights(const Block* b, Py_ssize_t end) noexcept nogil:
-    """Add up its weights before a position, or some more, unless they are: now they come into the first-level cache."""
+    """Add up the weights before position `end`, or a few more, unless that is done. They are read next, so that this
+    brings them into the first-level cache."""
     cdef Folds* f = b.folds
     cdef Py_ssize_t n = values_of(b), last = max(n // FOLD - 1, <Py_ssize_t>0), size
     while f.done < min(end, n):
@@ -96,12 +99,12 @@ cdef inline void fold_weights(const Block* b, Py_ssize_t end) noexcept nogil:
 
 
 cdef double sum_of_folds(const double* sums, Py_ssize_t n) noexcept nogil:
-    """The sum of the weights as weight_of has it."""
+    """Return the sum of n folds of weights, with the bits that weight_of gives."""
     return sum_of_folds(sums, n // 2) + sum_of_folds(sums + n // 2, n - n // 2) if n > 1 else sums[0]
 
 
 cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
-    """The first position whose weight is not 0, or how many there are."""
+    """Return the first position whose weight is not 0, or the number of positions if there is none."""
     cdef Py_ssize_t p = 0, n = values_of(b)
     if b.weighs == BN_REAL:
         while p < n and (<const double*>b.w)[p] == 0.0:
@@ -113,12 +116,12 @@ cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
 
 
 cdef void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
-    """Per channel s = sum w (x - center), q = sum w (x - center)^2; room for all columns."""
+    """Compute s = sum w (x - center) and q = sum w (x - center)^2 per channel. s and q need space for all columns."""
     cdef double[WIDE] columns
     cdef const double* m = columns_of(center, b, columns)
     cdef Block again = b[0]
     begin_sums(b, s, q)
-    if b.run == 1 and b.stride >= b.widen * BROAD:   # all columns of the array, whichever of them are in the block
+    if b.run == 1 and b.stride >= b.widen * BROAD:   # all columns of the array, whichever are in the block
         sums_of_rows(x, b, center, s, q)
         return
     sums_of_columns(x, b, m, False, s, q)
@@ -144,12 +147,12 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         folds.done = folds.negative = 0
         first.folds = &folds
     p = first_that_counts(b)
-    if p == n or 0.0 <= count and not 1.0 / count < INFINITY:   # it weighs nothing, or not enough to divide by
+    if p == n or 0.0 <= count and not 1.0 / count < INFINITY:   # the block weighs nothing, or too little to divide by
         if b.ahead != NULL:
             bn_advance(b.ahead, n * b.channels * sizeof(real))
         return
     p = p // row * b.stride + p % row // b.run * b.channels * b.run + p % b.run
-    for c in range(b.channels):     # the first value that counts, where there is no mean yet
+    for c in range(b.channels):     # the first value that counts, if there is no mean yet
         center[c] = x[p + c * b.run] if to.n[c] == 0.0 else to.mean[c] + to.low[c]
     weighted_sums(x, &first, center, s, q)
     if count < 0.0:

@@ -1,17 +1,17 @@
-# Sums of the columns of a block whose positions have weights, about given centers: by rows, whose channels share one
-# weight, and by columns, over which weights are spread in registers (weights.h).
+# Sums of the columns of a block whose positions have weights, about given centers. If there are many channels, by
+# rows, of which each has one weight; else by columns, to which weights are copied in registers (weights.h).
 #
 # Uses Block, FETCH_COLUMNS, ROWS, pour, values_of, weights_at, weights_from, width_of, zero (channel_columns), ACROSS
 # (channel_moments), fold_weights (channel_weighted).
 # Gives BROAD, sums_of_columns, sums_of_rows.
 
 cdef enum:
-    FOURS = 16      # times four rows that are summed before their sum is added
-    BROAD = 16      # values side by side that are worth a loop of their own
+    FOURS = 16      # groups of four rows that are summed before their sum is added to the total
+    BROAD = 16      # from this many values side by side on a loop of their own pays
 
 
 cdef inline void two(double x0, double w0, double x1, double w1, double m, double* sum, double* square) noexcept nogil:
-    """sum w (x - m) and sum w (x - m)^2 of two values."""
+    """Compute sum w (x - m) and sum w (x - m)^2 of two values."""
     cdef double d0 = x0 - m, d1 = x1 - m, p0 = w0 * d0, p1 = w1 * d1
     sum[0] = p0 + p1
     square[0] = p0 * d0 + p1 * d1
@@ -21,7 +21,8 @@ cdef inline void four_rows(
     const real* x, Py_ssize_t stride, const Py_ssize_t* row, const double* w, Py_ssize_t n, const double* m,
     bint begins, double* s, double* q
 ) noexcept nogil:
-    """s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each; begins: from nothing."""
+    """Add s += sum w (x - m), q += sum w (x - m)^2 per column, of four rows with one weight each. begins: store the
+    sums, and add nothing."""
     cdef const real* x0 = x + row[0] * stride
     cdef const real* x1 = x + row[1] * stride
     cdef const real* x2 = x + row[2] * stride
@@ -36,7 +37,7 @@ cdef inline void four_rows(
 
 
 cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
-    """The same of a block whose positions are rows of channels; those of weight 0 are stepped over."""
+    """The same for a block whose positions are rows of channels. Rows of weight 0 are skipped."""
     cdef Py_ssize_t[4 * FOURS + 4] row
     cdef double[4 * FOURS + 4] w
     cdef double[4 * FOURS] near
@@ -52,7 +53,7 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
         fold_weights(b, rows)
     while r < rows:
         found = 0
-        while r < rows and found < 4 * FOURS:   # as many as there is room for, however many of them count
+        while r < rows and found < 4 * FOURS:   # as many as fit, even if all of them count
             n = min(4 * FOURS - found, rows - r)
             given = weights_at(b.w, b.weighs, r, n, near)
             fetch_weights(b, <const char*>given, n)
@@ -61,7 +62,7 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
                 w[found] = given[i]
                 found += given[i] != 0.0
             r += n
-        for i in range(found, found + 4):   # to whole fours
+        for i in range(found, found + 4):   # fill up to whole fours
             row[i] = row[0]
             w[i] = 0.0
         i = 0
@@ -92,7 +93,7 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
 
 
 cdef inline real counted(real x, double w) noexcept nogil:
-    """x, or 0 if it does not count, whatever it is."""
+    """Return x, or 0 if its weight is 0, whatever x is."""
     return x if w != 0.0 else 0
 
 
@@ -100,7 +101,7 @@ cdef inline void four_weighted(
     const real* x, Py_ssize_t stride, const double* w, Py_ssize_t step, Py_ssize_t n, const double* m,
     double* s, double* q
 ) noexcept nogil:
-    """four_rows, where the n columns have weights of their own, `step` apart from row to row."""
+    """four_rows for n columns with weights of their own, which are `step` apart from row to row."""
     cdef Py_ssize_t j
     cdef double s0, s1, q0, q1, w0, w1, w2, w3
     for j in range(n):
@@ -125,9 +126,9 @@ cdef inline void one_weighted(
 cdef inline void sums_of_columns(
     const real* x, const Block* b, const double* m, bint guarded, double* s, double* q
 ) noexcept nogil:
-    """The same of any block: weights are read where they lie if a run is broad, else they are spread over the row.
+    """The same sums for any block. Weights are read where they are if a run is broad, else they are copied to columns.
 
-    guarded: what weighs nothing may be something that times 0 is not 0.
+    guarded: values of weight 0 may be infinite or NaN, so that 0 times them is not 0.
     """
     cdef double[4 * WIDE + BROAD] over_row, near
     cdef double[WIDE] of_s, of_q
@@ -137,7 +138,7 @@ cdef inline void sums_of_columns(
     cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, step = plane if broad else all
     cdef Py_ssize_t piece = b.run if broad and b.channels > 1 else all, r = 0, rows, i, j, c, n
     cdef bint turns = BN_PERMUTES > 1 and b.run == 1 and b.widen % BN_SIDE == 0     # spread in registers
-    cdef bint whole = BN_SIDE > 1 and not guarded and (broad or turns)              # vectors, down more rows
+    cdef bint whole = BN_SIDE > 1 and not guarded and (broad or turns)              # whole vectors, down ROWS rows
     zero(of_s, all)
     zero(of_q, all)
     if turns and not broad and b.weighs == BN_BOOL:
@@ -163,7 +164,7 @@ cdef inline void sums_of_columns(
             if b.run == 1:
                 bn_spread(w, n, b.channels, over_row)
             else:
-                if w != near:   # a few more are read
+                if w != near:   # more than n are read
                     memcpy(near, w, n * sizeof(double))
                 bn_spread_runs(near, n // b.run, b.channels, b.run, over_row)
             w = over_row
@@ -202,7 +203,7 @@ cdef void columns_of_fours(
     const real* x, const Block* b, const double* m, Py_ssize_t r, Py_ssize_t rows, bint broad, const int64_t* order,
     double* s, double* q
 ) noexcept nogil:
-    """Add the sums of a few times four rows, from row r on, to those of their columns."""
+    """Add the sums of `rows` rows, a multiple of four, from row r on, to those of their columns."""
     cdef double[2 * TILE] near  # a byte for each column of sixteen rows
     cdef Py_ssize_t all = width_of(b), plane = b.widen * b.run, piece, i = 0, j = 0, n
     cdef int how = BN_ALONG if b.weighs == BN_REAL else BN_BOOLS if b.weighs == BN_BOOL else BN_BYTES
@@ -234,7 +235,8 @@ cdef void columns_of_fours(
 
 
 cdef inline void fetch_weights(const Block* b, const char* w, Py_ssize_t n) noexcept nogil:
-    """Fetch the weights of the next block that lie as n of this one do: they are added up before anything else."""
+    """Fetch those weights of the next block that are where n of this one are: it adds up its weights before anything
+    else."""
     cdef const char* end
     if b.ahead != NULL and b.weighs == BN_REAL:
         w += values_of(b) * <Py_ssize_t>sizeof(double)
@@ -245,7 +247,7 @@ cdef inline void fetch_weights(const Block* b, const char* w, Py_ssize_t n) noex
 
 
 cdef void last_weights(const Block* b, Py_ssize_t rows, const char* w, Py_ssize_t n, double* last) noexcept nogil:
-    """The last of n weights, which fill no vector, as a vector for each of some rows, with zeros behind them."""
+    """Copy the last of n weights, which do not fill a vector, to a vector for each row, with zeros behind them."""
     cdef double[BN_SIDE] near
     cdef Py_ssize_t r, rest = n % BN_SIDE
     zero(last, rows * BN_SIDE)
@@ -258,8 +260,8 @@ cdef void last_columns(
     const real* x, const Block* b, Py_ssize_t rows, Py_ssize_t n, const double* w, bint ends, const double* m,
     double* s, double* q
 ) noexcept nogil:
-    """Add n columns that end here and fill no vector. They are summed together with those behind them, of which nothing
-    is kept, unless the block ends here too."""
+    """Add the last n columns before x, which do not fill a vector. They are summed with the columns behind them, whose
+    sums are dropped, unless the block ends here."""
     cdef double[BN_SIDE] of_s, of_q
     cdef Py_ssize_t r
     x -= n

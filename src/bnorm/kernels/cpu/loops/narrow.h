@@ -1,9 +1,9 @@
-/* Numbers of 8 and 16 bits. The loops know float32 and float64; what is narrower is converted a piece at a time, on its
- * way between memory and the first or second-level cache.
+/* Numbers of 8 and 16 bits. The loops know only float32 and float64; narrower numbers are converted a piece at a time,
+ * on their way between memory and the first or second-level cache.
  *
- * float16 and bfloat16 go to float32, which is exact, and back, rounded to nearest, ties to even: there is one right
- * result, and instructions and plain code both give it. Of a NaN they keep sign and leading digits, and make it quiet.
- * Integers and bools go to float64, which is exact. */
+ * float16 and bfloat16 are converted to float32, which is exact, and back, rounded to nearest, ties to even: there is
+ * only one right result, and instructions and plain code both give it. A NaN keeps its sign and leading digits, and
+ * becomes quiet. Integers and bools are converted to float64, which is exact. */
 #ifndef BNORM_NARROW_H
 #define BNORM_NARROW_H
 
@@ -22,7 +22,7 @@
 
 enum { BN_REAL, BN_HALF, BN_BFLOAT, BN_BOOL, BN_UINT8, BN_INT8, BN_UINT16, BN_INT16 };
 
-/* Bytes of a value. */
+/* The size of a number in bytes. */
 static inline size_t bn_narrow_size(int kind)
 {
     return kind == BN_BOOL || kind == BN_UINT8 || kind == BN_INT8 ? 1 : 2;
@@ -42,7 +42,7 @@ static inline uint32_t bn_bits_of(float x)
     return bits;
 }
 
-/* No branch, so that a loop vectorizes, and no subnormal float32, which a processor may be set to drop. */
+/* There is no branch, so that loops vectorize, and no subnormal float32, as a processor may be set to make it 0. */
 static inline float bn_half_to_float(uint16_t half)
 {
     const uint32_t magnitude = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
@@ -56,7 +56,7 @@ static inline float bn_half_to_float(uint16_t half)
 static inline uint16_t bn_float_to_half(float x)
 {
     const uint32_t bits = bn_bits_of(x), magnitude = bits & 0x7FFFFFFFu;
-    /* Below 2^-14 a float16 counts units of 2^-24, those of a float32 between 0.5 and 1. */
+    /* Below 2^-14 the unit of a float16 is 2^-24, which is that of a float32 between 0.5 and 1. */
     const uint32_t small = bn_bits_of(bn_of_bits(magnitude < 0x38800000u ? magnitude : 0) + 0.5f) - 0x3F000000u;
     const uint32_t even = (magnitude + 0xFFFu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
     const uint32_t large = magnitude > 0x7F800000u ? 0x7E00u | (magnitude >> 13 & 0x3FFu)
@@ -106,7 +106,7 @@ static inline void bn_write_halves(const float *from, ptrdiff_t n, uint16_t *to)
         to[i] = bn_float_to_half(from[i]);
 }
 
-/* n values from number `at` on, as the loops compute with them. */
+/* Convert n numbers, from number `at` on, to the type that the loops compute in. */
 static inline void bn_read_float(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, float *to)
 {
     const uint16_t *values = (const uint16_t *)from + at;
@@ -127,7 +127,8 @@ static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void
             values[i] = bn_float_to_bfloat(from[i]);
 }
 
-/* Apart, or much of the code would be copies of it. Halves are read in runs so short that a call would show. */
+/* Not inlined, or much of the code would be copies of it. bn_read_float is inlined: its runs may be so short that a call
+ * would cost time. */
 BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
 {
 #define BN_READ_AS(type, value)                       \
@@ -147,15 +148,15 @@ BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t
 #undef BN_READ_AS
 }
 
-/* s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding; v is x, or x - 32768 of uint16, whose
- * pairs of squares have no room in 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
- * that stay near the processor. Where rows are far apart the next block is fetched meanwhile. */
+/* Add s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding. v is x, or x - 32768 for uint16,
+ * of which two squares would not fit 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
+ * that stay in the cache. If rows are far apart, the next block is fetched meanwhile. */
 enum {
     BN_STRIP = 64,
-    BN_NEAR = 2 * BN_STRIP, /* columns: of rows so close the processor foresees the next */
-    BN_BLOCK = 1 << 16,     /* bytes */
-    BN_LEAST = 32,          /* rows of a block */
-    BN_MOST = 16384         /* rows, whose sums of 8-bit numbers' squares have room in 32 bits */
+    BN_NEAR = 2 * BN_STRIP, /* columns: in rows this close the processor fetches the next by itself */
+    BN_BLOCK = 1 << 16,     /* bytes of a block */
+    BN_LEAST = 32,          /* fewest rows of a block */
+    BN_MOST = 16384         /* most rows, so that the sums of squares of 8-bit numbers fit 32 bits */
 };
 
 #define BN_SUMS_OF(type, wide, name, value)                                                                         \
@@ -225,18 +226,18 @@ static inline void bn_integer_sums(int kind, const void *x, ptrdiff_t at, ptrdif
     }
 }
 
-/* Moments of integers are taken about the integer nearest to their mean, still without rounding; there S^2/n is at most
- * half of Q, as |S| <= n/2 and |S| <= Q, so that little cancels in m2. Below 2^32 values of a channel in one piece of
- * rows, half a terabyte, every sum has room. */
+/* Moments of integers are taken about the integer nearest to their mean, still without rounding. About it the sum S
+ * and the sum of squares Q satisfy |S| <= n/2 and |S| <= Q, so S^2/n is at most half of Q, and little cancels in m2.
+ * Every sum fits if a channel has fewer than 2^32 values in each piece of rows: all pieces are half a terabyte then. */
 static inline int64_t bn_center(int64_t n, int64_t s)
 {
     return n ? (s >= 0 ? s + n / 2 : s - n / 2) / n : 0;
 }
 
-/* A sum of squares in two parts, high 2^32 + low, for as many pieces as there may be. */
+/* A sum of squares, high 2^32 + low: two parts, so that it fits however many pieces there are. */
 typedef struct { int64_t high, low; } bn_square_sum;
 
-/* Add sum (v - center)^2 of n values v: q - 2 c s + n c^2. */
+/* Add sum (v - center)^2 of n values v, which is q - 2 c s + n c^2. */
 static inline void bn_add_squares(bn_square_sum *to, int64_t n, int64_t s, int64_t q, int64_t center)
 {
     const uint64_t c = (uint64_t)center, squares = (uint64_t)q - c * (2 * (uint64_t)s - c * (uint64_t)n);
@@ -244,8 +245,8 @@ static inline void bn_add_squares(bn_square_sum *to, int64_t n, int64_t s, int64
     to->low += (int64_t)(squares & 0xFFFFFFFFu);
 }
 
-/* count, mean, m2 and what the mean leaves over, `step` apart. The mean is rounded once as long as the sum is a double,
- * as that of 2^38 values is; else it is the sum of two that are. */
+/* Store count, mean, m2 and low, `step` apart. The mean is rounded once if a double can hold the sum, as it can that
+ * of 2^37 values; else it is the center plus a rounded rest. */
 static inline void bn_integer_moments(int kind, int64_t n, int64_t s, const bn_square_sum *q, int64_t center,
                                       double *to, ptrdiff_t step)
 {

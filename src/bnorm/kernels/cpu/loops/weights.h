@@ -1,5 +1,5 @@
-/* Weights of positions, which the channels share: read as they lie, float64 or the bytes of a mask, and spread over
- * columns in registers. */
+/* Weights of positions, which all channels share. They are read as they are, float64 or the bytes of a mask, and
+ * copied to columns in registers. */
 #ifndef BNORM_WEIGHTS_H
 #define BNORM_WEIGHTS_H
 
@@ -7,18 +7,18 @@
 #include "narrow.h"
 #include "streams.h"
 
-/* From which of eight weights (four with AVX2) the columns come, each weight `channels` times: one permutation for each
- * of as many vectors as there are channels. */
+/* Which of eight weights (four with AVX2) each column gets if each weight is repeated `channels` times: as many
+ * permutations of a vector as there are channels. */
 static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
 {
     const int64_t lanes = BN_PERMUTES;
     for (int64_t j = 0; j < lanes * channels; j++) {
         const uint64_t from = (uint64_t)(j / channels);
-        order[j] = (int64_t)(BN_PERMUTES == 8 ? from : 2 * from | (2 * from + 1) << 32);    /* or halves of doubles */
+        order[j] = (int64_t)(BN_PERMUTES == 8 ? from : 2 * from | (2 * from + 1) << 32);    /* or halves, with AVX2 */
     }
 }
 
-/* SPREAD of 2 to 15 values as whole vectors, of which what comes next takes over what is too much. */
+/* SPREAD(size) for 2 to 15 values, rounded up to whole vectors: the surplus is overwritten by what comes next. */
 #define BN_BY_VECTORS(size, SPREAD)                                                                                   \
     switch (((size) + 3) / 4) {                                                                                       \
     case 1: SPREAD(4) break;                                                                                          \
@@ -37,24 +37,24 @@ static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
         for (ptrdiff_t c = 0; c < channels; c++, columns += run)                                                      \
             memcpy(columns, w, (size) * sizeof *w);
 
-/* n weights as columns: each `channels` times. */
+/* Copies n weights to columns, each `channels` times. */
 static inline void bn_spread(const double *w, ptrdiff_t n, ptrdiff_t channels, double *columns)
 {
     BN_BY_VECTORS(channels, BN_SPREAD_ONE)
 }
 
-/* The same of n runs, each `channels` times. Up to 3 weights behind the last are read. */
+/* The same for n runs of weights, each `channels` times. Up to 3 weights after the last are read. */
 static inline void bn_spread_runs(const double *w, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t run, double *columns)
 {
     BN_BY_VECTORS(run, BN_SPREAD_RUN)
 }
 
-/* The sum of n bytes of a mask, whose kind is of narrow.h. */
+/* The sum of n bytes of a mask, whose kind is one of narrow.h. */
 static inline int64_t bn_sum_bytes(int kind, const void *mask, ptrdiff_t n)
 {
     const uint8_t *w = (const uint8_t *)mask;
     int64_t sum = 0;
-    while (n > 0) {     /* as many as have room in 32 bits */
+    while (n > 0) {     /* as many as 32 bits can sum */
         const int32_t some = (int32_t)(n < 1 << 16 ? n : 1 << 16);
         uint32_t part = 0;
         if (kind == BN_BOOL)
@@ -70,7 +70,7 @@ static inline int64_t bn_sum_bytes(int kind, const void *mask, ptrdiff_t n)
     return sum;
 }
 
-/* The same of sixteen bytes. */
+/* The same as bn_spread_order for bn_spread_bytes, in which a vector has sixteen bytes. */
 static inline void bn_spread_byte_order(ptrdiff_t channels, uint8_t *order)
 {
     for (ptrdiff_t i = 0; i < 16; i++)
@@ -78,7 +78,7 @@ static inline void bn_spread_byte_order(ptrdiff_t channels, uint8_t *order)
             *order++ = (uint8_t)i;
 }
 
-/* n bytes of a mask as columns: each `channels` times, 2 to 15. */
+/* Copies n bytes of a mask to columns, each `channels` times, which is 2 to 15. */
 static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t channels, const uint8_t *order,
                                    uint8_t *columns)
 {
@@ -94,11 +94,11 @@ static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t chan
         memset(columns, *w, channels);
 }
 
-/* How the weights of a row of columns lie: one for each column; one for `channels` columns, or a byte; or bytes, one for
- * each, numbers or whether it counts. */
+/* How the weights of a row of columns are stored: a number for each column; a number, or a byte, for each `channels`
+ * columns; or a byte for each column, which is a number or says whether the column counts. */
 enum { BN_ALONG, BN_SHARED, BN_SHARED_BYTES, BN_BYTES, BN_BOOLS };
 
-/* Values side by side in a vector, or 1: then vectors are not written out. */
+/* Doubles of a vector; or 1 if this compiler has no vector types. */
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_SIDE (BN_PERMUTES > 1 ? BN_PERMUTES : 2)
 typedef double bn_doubles __attribute__((vector_size(8 * BN_SIDE)));
@@ -127,7 +127,7 @@ BN_INLINE void bn_put(double *to, bn_doubles v)
     memcpy(to, &v, sizeof v);
 }
 
-/* Bytes as doubles. */
+/* Bytes, converted to doubles. */
 BN_INLINE bn_doubles bn_take_bytes(const uint8_t *from)
 {
 #if BN_PERMUTES == 8
@@ -142,7 +142,7 @@ BN_INLINE bn_doubles bn_take_bytes(const uint8_t *from)
 #endif
 }
 
-/* What a mask of bytes keeps of a vector, and 0 for the rest, whatever that is. */
+/* v where the bytes of the mask are not 0, and 0 elsewhere, even if v is NaN there. */
 BN_INLINE bn_doubles bn_counted(bn_doubles v, const uint8_t *mask)
 {
 #if BN_PERMUTES == 8
@@ -159,7 +159,7 @@ BN_INLINE bn_doubles bn_counted(bn_doubles v, const uint8_t *mask)
 #endif
 }
 
-/* A vector of weights in some order. */
+/* The vector of weights v in the given order. */
 BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 {
 #if BN_PERMUTES == 8
@@ -179,15 +179,15 @@ BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 #if BN_SIDE > 1
 #define bn_weighted_columns(fours, x, ...) BN_OF(bn_weighted_columns, x)(fours, x, __VA_ARGS__)
 #else
-#define bn_weighted_columns(...) 0  /* none, so that the caller has them all */
+#define bn_weighted_columns(...) 0  /* sums no column: all are left to the caller */
 #endif
 #define BN_TEMPLATE "weights.h"
 #include "both.h"
 #elif defined(real)
 
 #if BN_SIDE > 1
-/* s += sum w (x - m), q += sum w (x - m)^2 of a vector of columns: of four rows, then the next four. P(d, i) is w d in
- * row i, and Q(p, d) w d^2: of what a mask leaves out both are 0, whatever d is. */
+/* Adds s += sum w (x - m), q += sum w (x - m)^2 for a vector of columns, four rows at a time. P(d, i) is w d in row i,
+ * and Q(p, d) is w d^2; both are 0 where a mask leaves a value out, even if d is NaN. */
 #define BN_FOURS(P, Q)                                                                                                \
     bn_doubles s_ = bn_take_double(s + j), q_ = bn_take_double(q + j);                                                \
     const bn_doubles m_ = bn_take_double(m + j);                                                                      \
@@ -215,8 +215,8 @@ BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 #define BN_Q_WEIGHTS(p, d) p * d
 #define BN_Q_BOOLS(p, d) p * p
 
-/* The same of n columns, whole vectors, and of shared weights whole turns of `order`; their weights lie `step` apart
- * from row to row. Returns how many columns that were. */
+/* The same for those of n columns that fill whole vectors, down 4 * fours rows, whose weights are `step` apart. If
+ * weights are shared, n is a multiple of the length of `order`. Returns how many columns were summed. */
 BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTRICT x, ptrdiff_t stride, ptrdiff_t n,
                                            int how, const void *BN_RESTRICT w, ptrdiff_t step, ptrdiff_t channels,
                                            const int64_t *BN_RESTRICT order,
@@ -232,7 +232,7 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
     } else if (how == BN_BYTES) {
         BN_EACH_VECTOR(BN_FOURS(BN_P_BYTES, BN_Q_WEIGHTS))
     } else {
-        /* Copied, as each is read for every channel, and would cross lines. Those of the next rows are fetched. */
+        /* Copied, as each weight is read for every channel, and would cross cache lines. The next ones are fetched. */
         bn_doubles near_[16];
         BN_EACH_VECTOR({
             for (ptrdiff_t i_ = 0; v_ == 0 && i_ < 4 * fours; i_++) {
