@@ -28,7 +28,7 @@ ctypedef struct Output:
 
 
 cdef inline bint plain(const Job* job, const Output* out) noexcept nogil:
-    """Whether lines.h and rows.h can send the map of a job: y is not converted, a gradient has no weights but has b."""
+    """Whether lines.h and rows.h have the map of a job: y is not converted, and a gradient has no weights but has b."""
     return out.narrow == BN_REAL and (job.dy == NULL or (job.weight == NULL and job.b != NULL))
 
 

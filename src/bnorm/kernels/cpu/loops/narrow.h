@@ -127,8 +127,8 @@ static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void
             values[i] = bn_float_to_bfloat(from[i]);
 }
 
-/* Not inlined, or much of the code would be copies of it. bn_read_float is inlined: its runs may be so short that a call
- * would cost time. */
+/* Not inlined, or much of the code would be copies of it. bn_read_float is: its runs may be so short that a call would
+ * cost time. */
 BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
 {
 #define BN_READ_AS(type, value)                       \

@@ -1,5 +1,5 @@
-# dx of rows, and the gradients of their parameters. Sums and dx of a batch of rows are made before the next
-# are read; where gamma changes from value to value, one pass makes the sums of the rows and those of the columns.
+# dx of rows, and the gradients of their parameters. The sums and dx of a batch of rows are computed before the next
+# batch is read. If each value has its own gamma, one pass computes both the sums along rows and those down columns.
 #
 # Uses Block, bounded, pour, run_block, zero (channel_columns), block_sums, products_beyond_float (channel_grads),
 # Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics
@@ -8,14 +8,14 @@
 # Gives AT_ONCE, backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef enum:
-    AT_ONCE = 128   # values of a row, whose lines can be fetched one after the other without waiting
+    AT_ONCE = 128   # most values of a row whose lines can be fetched one after the other without waiting
 
 
 cdef inline void run_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
 ) noexcept nogil:
-    """short_pair_sums of a run of any length."""
+    """short_pair_sums for a run of any length."""
     cdef real h = <real>mean
     cdef Numbers of = numbers_of_runs(&h, &a, &b)
     cdef Block block
@@ -37,7 +37,7 @@ cdef inline void weighted_run_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
 ) noexcept nogil:
-    """The same where values have weights: no x enters where dy is 0."""
+    """The same with weights: if dy is 0, x does not enter."""
     cdef real h = <real>mean
     cdef Numbers of = numbers_of_runs(&h, &a, &b)
     by_kind(bn_weighted_products, act, n, dy, x, left, &of, sum, dot)
@@ -51,7 +51,7 @@ cdef inline void sums_of_runs(
     RowJob* job, bint weighted, Py_ssize_t row, Py_ssize_t g, Py_ssize_t total, double* dgamma, double* dbeta,
     bn_ahead* ahead, double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """sum and dot of dy gamma of a row of runs with one gamma each; their part in dgamma and dbeta."""
+    """Compute sum and dot of dy gamma for a row of runs with one gamma each, and add to dgamma and dbeta."""
     cdef Py_ssize_t at = row * job.channels * job.inner, p = g * job.channels, n = job.inner, c
     cdef double mean = job.mean[row], rstd = job.rstd[row], s, d, scale, gain, shift
     cdef const real* dy = <const real*>job.dy
@@ -81,7 +81,7 @@ cdef inline void sums_of_runs(
 cdef void gradient_of_row(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, double sum, double dot, Output* out, const real* x
 ) noexcept nogil:
-    """dx of a row of group g with a gamma for each value, whose sums are known."""
+    """Compute dx of a row of group g with a gamma for each value, from its sums."""
     cdef Py_ssize_t size = job.channels, most = size if out.direct else longest(x), i = 0, n, at
     cdef real h, r, b, tilt, rest
     cdef Numbers of
@@ -98,14 +98,14 @@ cdef void gradient_of_row(
         i += n
 
 
-# The sums of the columns of a task's groups, down some outer positions: in the type of x down a few of them.
+# The sums down the columns of a task's groups: over a few outer positions in the type of x, then in float64.
 ctypedef struct Sums:
     void* along
     void* across
     double* dgamma
     double* dbeta
     Py_ssize_t begin, end   # columns
-    Py_ssize_t seen         # outer positions since they were last added in float64
+    Py_ssize_t seen         # outer positions since the sums were last added in float64
 
 
 cdef inline void pour_stripe(Sums* sums, const real* x) noexcept nogil:
@@ -119,8 +119,8 @@ cdef void sums_of_batch(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Py_ssize_t total, Sums* sums, Py_ssize_t p,
     bn_ahead* ahead, Numbers of, double* s, double* d, const real* x
 ) noexcept nogil:
-    """EIGHTH parts of both sums of some rows, each `step` after the other, of which the first has channel p first. And
-    what they add to the sums of the columns: a stripe at a time where they share their gamma, or row by row."""
+    """Compute EIGHTH parts of both sums along `rows` rows, which are `step` rows apart and begin with channel p, and
+    add to the sums down the columns: a stripe at a time if the rows share their gamma, else row by row."""
     cdef Py_ssize_t size = job.channels, pitch = step * size, at = row * size, k = 0, n, left
     cdef Py_ssize_t most = BN_STRIPE if job.act.kind >= BN_SILU else rows, beyond = WIDTH if job.cuts == 1 else 0
     cdef const real* dy = <const real*>job.dy
@@ -157,7 +157,7 @@ cdef void sums_of_batch(
 cdef void short_gradients(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t total, Sums* sums, Output* out, const real* x
 ) noexcept nogil:
-    """dx of short rows that lie one after the other, from one of the first group of the task on."""
+    """Compute dx of contiguous short rows, the first of which belongs to the first group of the task."""
     cdef real[BATCH] h, r, b, tilt, rest
     cdef double[BATCH * EIGHTH] s, d
     cdef double[BATCH] sum, dot
@@ -168,7 +168,7 @@ cdef void short_gradients(
     cdef const real* dy = <const real*>job.dy
     cdef Numbers of
     cdef real* dx
-    if striped:     # whole stripes, though they may be more values
+    if striped:     # whole stripes, even if they are more values
         batch = max(<Py_ssize_t>1, batch // BN_STRIPE) * BN_STRIPE
     while row < end:
         n = min(batch, end - row)
@@ -182,7 +182,7 @@ cdef void short_gradients(
         row += n
         k = 0
         while k < n:
-            last = min(k + fit, n)      # as many as may be gathered
+            last = min(k + fit, n)      # as many as can be gathered at once
             dx = row_room(out, at, (last - k) * size, x)
             same = last - k if shared else 1
             while k < last:
@@ -201,10 +201,10 @@ cdef void backward_short_rows(
     RowJob* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """Groups begin to end of the outer positions of piece p, of rows with a gamma for each value."""
+    """Compute dx of groups `begin` to `end` of piece p, with a gamma for each value of a row; add to dgamma, dbeta."""
     cdef Py_ssize_t size = job.channels, width = job.groups * size + WIDTH, i
     cdef Py_ssize_t o = piece_of(job, p), last = piece_of(job, p + 1)
-    cdef bint by_turns = job.params and end - begin > 1     # stripes keep their sums of the columns in registers
+    cdef bint by_turns = job.params and end - begin > 1     # stripes keep their sums down the columns in registers
     cdef Sums sums
     sums.along = <real*>job.columns + p * 2 * width
     sums.across = <real*>sums.along + width
@@ -228,7 +228,7 @@ cdef void backward_short_rows(
 
 
 cdef inline const term* each_run(const term* rows, Py_ssize_t n, Py_ssize_t channels, term* runs) noexcept nogil:
-    """The numbers of n rows as those of their runs; the numbers themselves where a row is one run."""
+    """Return the numbers of n rows as those of their runs: the same array if each row is one run."""
     if channels == 1:
         return rows
     bn_each(n, channels, rows, runs)
@@ -236,7 +236,7 @@ cdef inline const term* each_run(const term* rows, Py_ssize_t n, Py_ssize_t chan
 
 
 cdef inline const double* each_row(const double* runs, Py_ssize_t n, Py_ssize_t channels, double* rows) noexcept nogil:
-    """The sums of n rows from those of their runs."""
+    """Return the sums of n rows, added up from those of their runs."""
     if channels == 1:
         return runs
     bn_gather_runs(n, channels, runs, rows)
@@ -247,7 +247,7 @@ cdef void sums_of_short_runs(
     RowJob* job, Py_ssize_t at, Py_ssize_t runs, Py_ssize_t total, bn_ahead* ahead, const real* h,
     double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """sum dy and sum dy (x - h) of runs that lie one after the other from position `at` on."""
+    """Compute sum dy and sum dy (x - h) of contiguous runs, from position `at` on."""
     cdef double[BATCH * EIGHTH] s, d
     cdef Py_ssize_t size = job.inner, i
     cdef const real* dy = <const real*>job.dy
@@ -268,7 +268,7 @@ cdef void gradients_of_short_runs(
     RowJob* job, Py_ssize_t row, Py_ssize_t end, Py_ssize_t begin, Py_ssize_t stop, Py_ssize_t total,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """dx of rows of `short_runs` that lie one after the other, from one of group `begin` to groups before `stop`."""
+    """Compute dx of contiguous rows for which short_runs is true, from group `begin` on; groups end before `stop`."""
     cdef real[BATCH] h, r, b, tilt, rest, gain, of_h, of_r, of_tilt, of_rest
     cdef double[BATCH] sum, dot, off, of_rstd, of_off, row_sum, row_dot
     cdef Py_ssize_t channels = job.channels, size = channels * job.inner, first = begin * channels, p = first
@@ -281,10 +281,10 @@ cdef void gradients_of_short_runs(
     cdef Numbers of = no_numbers()
     of.gain = gain
     if out.direct and out.ahead.reach == 0 and size > AT_ONCE:
-        values = BUFFER // 4    # memory has nothing to do while sums are made: for a short time then
+        values = BUFFER // 4    # memory has nothing to do while sums are computed, so keep that short
     most = max(<Py_ssize_t>1, min(BATCH // channels, values // size))
     if most > EIGHTH:
-        most -= most % EIGHTH   # their numbers leave no vector half empty
+        most -= most % EIGHTH   # so that their numbers fill whole vectors
     while row < end:
         n = min(most, end - row)
         runs = n * channels
@@ -296,7 +296,7 @@ cdef void gradients_of_short_runs(
         offs = each_run(off, n, channels, of_off)
         sums_of_short_runs(job, at, runs, total, walk_on(job, out), each_run(h, n, channels, of_h), sum, dot, x)
         i = 0
-        while i < runs:     # as far as channels follow each other
+        while i < runs:     # up to where channels begin again
             k = min(runs - i, stop * channels - p)
             bn_run_totals(k, NULL if job.gamma == NULL else job.gamma + p, rstds + i, offs + i, &sum[i],
                           &dot[i], &gain[i], dgamma + p if job.params else NULL, dbeta + p)
@@ -307,7 +307,7 @@ cdef void gradients_of_short_runs(
                       &rest[0])
         dx = row_room(out, at, n * size, x)
         of.h = each_run(h, n, channels, of_h)
-        of.a = of.scale = of.shift = each_run(r, n, channels, of_r)     # without an activation the last are not read
+        of.a = of.scale = of.shift = each_run(r, n, channels, of_r)     # scale and shift are read by activations only
         of.b = each_run(tilt, n, channels, of_tilt)
         of.c = each_run(rest, n, channels, of_rest)
         bn_gradient_rows(job.act, runs, job.inner, dy + at, x + at, dx, &of, edge_of(out))
@@ -319,7 +319,7 @@ cdef void backward_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """The same of rows that are runs with one gamma each: the sums of each row, and its dx."""
+    """Compute dx of rows that are runs with one gamma each: the sums of a row, then its dx."""
     cdef Py_ssize_t k, g, row, total
     cdef double sum = 0.0, dot = 0.0
     if short_runs(job, x) and job.cuts == 1:
@@ -342,7 +342,7 @@ cdef void backward_long_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """The same of rows of more than TILE values, at most STRIPE positions, with a gamma for each value."""
+    """The same for rows longer than a line, with a gamma for each value, at STRIPE outer positions or fewer."""
     cdef real[STRIPE] h, r, b
     cdef double[STRIPE] sum, dot
     cdef double[STRIPE * EIGHTH] s, d

@@ -1,19 +1,19 @@
 # The maps of rows: y, and dx from the sums of a row.
 #
-# inner == 1: gamma and beta change from value to value. inner > 1: runs with one gamma each, which the maps of channels
-# serve.
+# If inner == 1, each value of a row has its own gamma and beta. If inner > 1, rows are runs with one gamma each, which
+# are mapped as runs of channels are.
 #
 # Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient (row_residual), BATCH
 # (row_short), affine_of, row_numbers (row_sums).
 # Gives edge_of, forward_maps, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
-    """Where the rows of a task that sends them as they are computed meet, or NULL."""
+    """Return the edge between the rows of a task that sends them as they are computed, or NULL."""
     return &out.edge if out.direct else NULL
 
 
 cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
-    """`room`, but for rows that are sent as they are computed their own place."""
+    """`room`, but rows that are sent as they are computed go to their own place in y."""
     return <real*>out.y + at if out.direct else room(out, at, n, x)
 
 
@@ -28,7 +28,7 @@ cdef inline Numbers numbers_of_runs(const real* h, const real* r, const real* b)
 cdef inline void run_of(
     RowJob* job, Py_ssize_t row, Py_ssize_t c, const real* x, real* scale, real* shift
 ) noexcept nogil:
-    """The forward of a channel: (x - h) scale + shift, h being the mean of the row in its type."""
+    """Compute scale and shift of (x - h) scale + shift for a channel; h is the mean of the row, rounded to its type."""
     cdef double mean = job.mean[row], gain = job.rstd[row] if job.gamma == NULL else job.rstd[row] * job.gamma[c]
     gain = bounded(gain, x)
     scale[0] = <real>gain
@@ -36,14 +36,14 @@ cdef inline void run_of(
 
 
 cdef inline void run_number(RowJob* job, Py_ssize_t row, Py_ssize_t c, real* h, real* r, real* b) noexcept nogil:
-    """The same with h, of which no number but h is NaN."""
+    """The same with h. If one of the numbers is NaN, only h becomes NaN."""
     h[0] = <real>job.mean[row]
     run_of(job, row, c, h, r, b)
     bn_one_nan(h, r, b)
 
 
 cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, const real* x) noexcept nogil:
-    """y of a row of group g, of runs: of a few short ones at a time, or of a part of a long one."""
+    """Map a row of group g that consists of runs: a few short runs at a time, or a part of a long one."""
     cdef real[BATCH] h, r, b
     cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n
     cdef Py_ssize_t runs = min(<Py_ssize_t>BATCH, max(<Py_ssize_t>1, longest(x) // inner))
@@ -53,7 +53,7 @@ cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, co
         for k in range(runs):
             run_number(job, row, g * job.channels + c + k, &h[k], &r[k], &b[k])
         i = 0
-        while i < job.inner:    # as a whole, where there are several runs
+        while i < job.inner:    # whole runs, if there are several
             n = job.inner if out.direct else min(longest(x), job.inner - i)
             bn_map_rows(job.act, runs, n, x + at, row_room(out, at, runs * n, x), &of, edge_of(out))
             at += runs * n
@@ -62,7 +62,7 @@ cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, co
 
 
 cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
-    """Whether the rows are short runs of a few channels, with nothing after normalizing."""
+    """Whether the rows are short runs of a few channels, without an activation."""
     return job.scale == NULL and 0 < job.channels <= BATCH and 0 < job.inner <= longest(x) \
         and job.act.kind == BN_IDENTITY
 
@@ -70,7 +70,7 @@ cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
 cdef inline void run_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, real* h, real* r, real* b
 ) noexcept nogil:
-    """row_numbers of each run of some rows, from one of group g on, its gamma and beta included."""
+    """row_numbers for each run of some rows, including gamma and beta. The first row belongs to group g."""
     cdef Py_ssize_t k, c, i = 0
     if job.gamma == NULL and job.beta == NULL and job.channels == 1:
         row_numbers(job, row, 1, rows, h, r, b)
@@ -85,7 +85,7 @@ cdef inline void run_numbers(
 cdef void forward_maps(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t g, Output* out, const real* x
 ) noexcept nogil:
-    """Rows that lie one after the other, from one of group g on."""
+    """Map contiguous rows, the first of which belongs to group g."""
     cdef real[BATCH] h, r, b
     cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n, at, part
     cdef Py_ssize_t end = row + rows
@@ -109,7 +109,7 @@ cdef void forward_maps(
     while row < end:
         n = max(<Py_ssize_t>1, min(min(longest(x) // max(<Py_ssize_t>1, size), <Py_ssize_t>BATCH), end - row))
         row_numbers(job, row, 1, n, h, r, b)
-        rows = n if job.groups == 1 else 1      # that share gamma
+        rows = n if job.groups == 1 else 1      # rows that share gamma
         k = i = 0
         while k < n:    # some rows, or a part of a long one
             part = min(most, size - i)
@@ -127,7 +127,7 @@ cdef void forward_maps(
 cdef inline void through_statistics(
     RowJob* job, Py_ssize_t row, double count, double sum, double dot, real* h, real* tilt, real* rest
 ) noexcept nogil:
-    """What a row's statistics add to its gradient, with the other sign: tilt (x - h) + rest."""
+    """Compute what the statistics of a row add to its gradient, with the opposite sign: tilt (x - h) + rest."""
     cdef double rstd = job.rstd[row], b = bounded(-bn_grad_b(rstd, dot, count), h)
     cdef double c = 0.0 if job.rule == BN_MEAN_SQUARE else -bn_grad_c(sum, count)
     tilt[0] = <real>b
@@ -139,9 +139,10 @@ cdef void gradient_of_runs(
     RowJob* job, Py_ssize_t row, Py_ssize_t g, const real* w, double count, double sum, double dot, Output* out,
     const real* x
 ) noexcept nogil:
-    """dx of a row of group g, of runs, whose sums are known: of a few short ones at a time, or of a part of a long one.
+    """Compute dx of a row of group g that consists of runs, from its sums: a few short runs at a time, or a part of a
+    long one.
 
-    w: the weights of each run, or NULL; count: those of the row.
+    w: the weights of each run, or NULL. count: how many values, or how much weight, the row has.
     """
     cdef real[BATCH] h, r, tilt, rest, gain, scale, shift
     cdef Py_ssize_t inner = max(<Py_ssize_t>1, job.inner), at = row * job.channels * job.inner, c = 0, i, k, n, p
@@ -163,7 +164,7 @@ cdef void gradient_of_runs(
             gain[k] = 1 if job.gamma == NULL else <real>job.gamma[p]
             run_of(job, row, p, x, &scale[k], &shift[k])
         i = 0
-        while i < job.inner:    # as a whole, where there are several runs
+        while i < job.inner:    # whole runs, if there are several
             n = job.inner if out.direct else min(longest(x), job.inner - i)
             dx = row_room(out, at, runs * n, x)
             of.w = NULL if w == NULL else w + i

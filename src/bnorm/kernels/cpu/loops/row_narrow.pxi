@@ -1,5 +1,5 @@
-# Rows of float16 and bfloat16: some outer positions at a time are converted, go through a task of float32 rows in
-# place, and are converted back. So each of the loops over rows is there once, and what it works on stays in the cache.
+# Rows of float16 and bfloat16: some outer positions at a time are converted, are a task of float32 rows in place, and
+# are converted back. So each loop over rows is compiled only once, and the rows that it works on stay in the cache.
 #
 # Uses weights_from (channel_columns), SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums,
 # second_input (row_residual), piece_of (row_sums), FETCH_BYTES, row_task (row_tasks).
@@ -8,7 +8,7 @@
 cdef void write_rows(
     RowJob* job, const float* values, Py_ssize_t at, Py_ssize_t n, bn_output* lines, bn_ahead* ahead
 ) noexcept nogil:
-    """n values of y from position `at` on."""
+    """Convert n values and write them to y, from position `at` on."""
     cdef Py_ssize_t i = 0, m
     cdef char* y = <char*>job.y + 2 * at
     while i < n:
@@ -19,7 +19,7 @@ cdef void write_rows(
 
 
 cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
-    """The task of row_tasks.pxi, in the memory that job.room has for one thread."""
+    """Run task t by converting some of its rows at a time for row_task, in job.room, the memory of the thread."""
     cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1), i, n
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups), c = job.channels
     cdef Py_ssize_t row = c * job.inner, width = (end - begin) * row, size = (end - begin) * c, at

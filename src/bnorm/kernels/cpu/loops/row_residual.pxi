@@ -1,16 +1,16 @@
-# Residuals of rows: h = x + r, some rows at a time, just before they are normalized; and dh, which is added to dx just
-# after that was made. The first-level cache has both then. Where results go past the caches, h does too, and its rows
-# are normalized where they were added up.
+# Residuals of rows: h = x + r is computed for some rows just before they are normalized, and dh is added to dx just
+# after dx was computed, while the first-level cache has the rows. If results go past the caches, h does too, and its
+# rows are normalized where they were computed, in the memory of the thread.
 #
 # Uses nothing of its siblings.
 # Gives SentSums, WRITTEN, add_gradient, add_narrow, add_narrow_gradient, close_sums, gradient_of_sums, open_sums,
 # second_input, sums_of.
 
 cdef enum:
-    WRITTEN = 1024      # values of a narrow type that are converted back at a time
+    WRITTEN = 1024      # values that are converted to a narrow type at a time
 
 
-# How h goes past the caches, and the walk ahead of it: narrow values are gathered, others are sent as they are made.
+# How h goes past the caches: narrow values are gathered, others are sent as they are computed; and the walk over x.
 ctypedef struct SentSums:
     bn_output lines
     bn_ahead ahead
@@ -18,7 +18,7 @@ ctypedef struct SentSums:
 
 
 cdef inline const char* second_input(const RowJob* job, Py_ssize_t at) noexcept nogil:
-    """Byte `at` of what is read beside x: dy, or what is added to x; or NULL."""
+    """Return what is read beside x, from byte `at` on: dy, or what is added to x; or NULL."""
     cdef const void* second = job.dy if job.dy != NULL else job.residual
     return NULL if second == NULL else <const char*>second + at
 
@@ -37,7 +37,7 @@ cdef inline void close_sums(const RowJob* job, SentSums* sent) noexcept nogil:
 
 
 cdef const real* sums_of(const RowJob* job, Py_ssize_t at, Py_ssize_t n, SentSums* sent, const real* x) noexcept nogil:
-    """Make n values of h from position `at` on. Returns where h would begin if all of it were where these are."""
+    """Compute n values of h from position `at` on. Return where h would begin if all of it were where these are."""
     cdef const real* r = <const real*>job.residual + at
     cdef real* to = <real*>job.h + at
     cdef real* h = to if job.room == NULL else <real*>(job.room + (-<size_t>job.room & 63))
@@ -55,12 +55,12 @@ cdef const real* sums_of(const RowJob* job, Py_ssize_t at, Py_ssize_t n, SentSum
 
 
 cdef inline const real* gradient_of_sums(const RowJob* job, Py_ssize_t at, const real* x) noexcept nogil:
-    """dh from position `at` on, or NULL."""
+    """Return dh from position `at` on, or NULL."""
     return NULL if job.dh == NULL else <const real*>job.dh + at
 
 
 cdef inline void add_gradient(const RowJob* job, Py_ssize_t at, Py_ssize_t n, real* dx) noexcept nogil:
-    """Add the gradient of h to n values of dx from position `at` on."""
+    """Add dh, if there is one, to n values of dx from position `at` on."""
     cdef const real* dh = <const real*>job.dh
     cdef Py_ssize_t j
     if dh != NULL:
@@ -70,7 +70,7 @@ cdef inline void add_gradient(const RowJob* job, Py_ssize_t at, Py_ssize_t n, re
 
 
 cdef void add_narrow(const RowJob* job, Py_ssize_t at, Py_ssize_t n, SentSums* sent, float* x) noexcept nogil:
-    """Make n narrow values of h from position `at` on, and read them into x, which has those of x."""
+    """Compute n narrow values of h from position `at` on, and replace those of x by them, converted to float32."""
     cdef float[WRITTEN] some
     cdef Py_ssize_t i = 0, j, m
     cdef char* h = <char*>job.h + 2 * at
@@ -87,7 +87,7 @@ cdef void add_narrow(const RowJob* job, Py_ssize_t at, Py_ssize_t n, SentSums* s
 
 
 cdef void add_narrow_gradient(const RowJob* job, Py_ssize_t at, Py_ssize_t n, float* dx) noexcept nogil:
-    """add_gradient, of a gradient in a narrow type."""
+    """add_gradient for a dh of a narrow type."""
     cdef float[WRITTEN] some
     cdef Py_ssize_t i = 0, j, m
     while job.dh != NULL and i < n:

@@ -1,22 +1,22 @@
-# Sums of one short row or run. What starts and ends a sum costs as much here as its values do, so it is kept small:
-# WIDTH partial sums in the type of x, of which EIGHTH in float64 are left after every few values of each; no blocks and
-# no merging. What does not fill a vector is read together with what lies behind it, which counts as nothing: `left` is
-# how many values there are to be read, and only the last ones of a task are taken one by one.
+# Sums of one short row or run. To begin and finish a sum takes as long here as to add its values, so little is done:
+# WIDTH partial sums in the type of x are added to EIGHTH float64 sums after every few values, without blocks or
+# merging. The last values, which do not fill a vector, are read together with what is behind them, which counts as 0.
+# `left` is how many values may be read; only the last values of a task are added one by one.
 #
-# float32 has no room for the squares of what is very large or small. Then the sums are made again, all in float64.
+# float32 cannot hold the squares of very large or very small values. Then the sums are computed again, in float64.
 #
 # Uses zero (channel_columns), products_beyond_float (channel_grads), numbers_of_runs (row_maps).
 # Gives BATCH, EIGHTH, SHORT, WIDTH, short_moments, short_pair_sums.
 
 cdef enum:
-    SHORT = 8192        # values up to which this is faster than the blocks of channel_moments.pxi
+    SHORT = 8192        # up to this many values, this is faster than the blocks of channel_moments.pxi
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH
 
 cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
-    """Whether the sums of a row are to be made again: the first value, about which all were summed, is more than four
-    standard deviations from their mean, or the squares left the range of float32."""
+    """Whether the sums of a row must be computed again: the first value, about which all were summed, is more than
+    four standard deviations from their mean, or the squares left the range of float32."""
     cdef double off = first - center
     cdef int good = off * off * n <= 16.0 * square
     if real is float:
@@ -27,7 +27,8 @@ cdef inline int poor(double n, double first, double center, double square, const
 cdef void sum_again(
     const real* x, Py_ssize_t n, Py_ssize_t left, double first, double* center, double* sum, double* square
 ) noexcept nogil:
-    """Both sums of a row about its center; where they are `poor` even so, about its first value, all in float64."""
+    """Compute both sums of a row about its center; if float32 cannot hold the squares, about its first value and in
+    float64."""
     cdef double[EIGHTH] eight
     cdef real h = <real>center[0]
     cdef Numbers of = no_numbers()
@@ -46,11 +47,11 @@ cdef void sum_again(
 cdef void short_moments(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bn_ahead* ahead, const real* x
 ) noexcept nogil:
-    """mean and rstd of `rows` rows of `size` values from x on: the sums of each, then the divisions of all.
+    """Store mean and rstd of `rows` rows of `size` values from x on: the sums of each row, then the divisions for all.
 
-    ahead: NULL, or the walk through memory that the maps after it are on.
+    The mean of a row is computed about its first value, then the squares about that mean.
 
-    The mean, about the first value of the row; then the squares, about that mean.
+    ahead: NULL, or the walk of the task, which the maps go on with.
     """
     cdef real[BATCH] center
     cdef double[BATCH * EIGHTH] eight
@@ -89,7 +90,8 @@ cdef inline void short_pair_sums(
     Activation act, const real* dy, const real* x, Py_ssize_t n, Py_ssize_t left, double mean, real a, real b,
     double* sum, double* dot
 ) noexcept nogil:
-    """sum dy and sum dy (x - mean), dy before the activation of (x - h) a + b, h being mean in its type."""
+    """Compute sum dy and sum dy (x - mean), with dy before the activation of (x - h) a + b, where h is the mean
+    rounded to the type of x."""
     cdef double[2 * EIGHTH] sums
     cdef real h = <real>mean
     cdef Numbers of = numbers_of_runs(&h, &a, &b)

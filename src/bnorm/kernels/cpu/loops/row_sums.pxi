@@ -1,25 +1,22 @@
-# Gradient sums of rows with one gamma for each value: down the columns for dgamma and dbeta, along each row for dx.
-# One pass over a stripe makes both, a few columns at a time.
+# Gradient sums of rows with a gamma for each value: down the columns for dgamma and dbeta, along each row for dx. One
+# pass over a stripe computes both, a few columns at a time.
 #
 # Uses products_beyond_float, pulled (channel_grads), Output (channel_maps).
 # Gives affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on.
 
 cdef inline Py_ssize_t piece_of(const RowJob* job, Py_ssize_t p) noexcept nogil:
-    """The outer position that piece p begins with."""
+    """Return the outer position at which piece p begins."""
     return min(job.steps * p // job.pieces * job.step, job.outer)
 
 
 cdef inline Py_ssize_t readable(RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t end) noexcept nogil:
-    """Where the values end that may be read with those of outer position o: what another task has, it may overwrite.
-
-    The task has the positions before `last`, and of each the groups before `end`.
-    """
+    """Return where the values end that may be read beyond those of outer position o: another task may overwrite its
+    own. This task has the outer positions before `last`, and of each the groups before `end`."""
     return (last * job.groups if job.cuts == 1 else o * job.groups + end) * job.channels * job.inner
 
 
 cdef inline bn_ahead* walk_on(RowJob* job, Output* out) noexcept nogil:
-    """What is fetched while sums are made: as far ahead as the task reaches, or as it walks; NULL where it is fetched
-    while the output is sent."""
+    """Return what fetches while sums are computed, by walk or by reach; NULL if that is done while output is sent."""
     return &out.ahead if job.far and not out.direct or out.ahead.reach else NULL
 
 
@@ -27,7 +24,8 @@ cdef inline void finish_sums(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, Numbers of,
     const double* s, const double* d, double* sum, double* dot, const real* x
 ) noexcept nogil:
-    """sum g and sum g (x - h) of `rows` rows, each `step` after the other, from EIGHTH parts of both."""
+    """Add up the EIGHTH parts of sum g and sum g (x - h) of `rows` rows, which are `step` rows apart. Sums that
+    float32 could not hold are computed again."""
     cdef Py_ssize_t size = job.channels, k, at, p
     bn_wholes(rows, s, sum)
     bn_wholes(rows, d, dot)
@@ -45,7 +43,7 @@ cdef inline void finish_sums(
 cdef inline void row_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, real* h, real* r, real* b
 ) noexcept nogil:
-    """What makes (x - h) r + b of the values of some rows, each `step` after the other."""
+    """Compute h, r and b of (x - h) r + b for `rows` rows, which are `step` rows apart."""
     cdef double[STRIPE] mean, rstd
     cdef Py_ssize_t k
     if step == 1:
@@ -58,7 +56,7 @@ cdef inline void row_numbers(
 
 
 cdef inline Numbers affine_of(RowJob* job, const real* h, const real* r, const real* b, Py_ssize_t p) noexcept nogil:
-    """Those numbers, with gamma and beta from channel p on."""
+    """Return these numbers, with gamma and beta from channel p on."""
     cdef Numbers of = no_numbers()
     of.h = h
     of.scale = of.a = r
@@ -72,7 +70,7 @@ cdef inline void smooth_stripe(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Numbers* of,
     Py_ssize_t k, Py_ssize_t i, const bn_ahead* ahead, real* g, real* near
 ) noexcept nogil:
-    """The rows of a stripe, one after the other: x, and dy before a smooth activation."""
+    """Copy the rows of a stripe, one after the other: x to `near`, and dy before a smooth activation to g."""
     cdef const real* gamma = <const real*>of.gamma + i
     cdef const real* beta = <const real*>of.beta + i
     cdef Py_ssize_t r, j
@@ -92,9 +90,9 @@ cdef void sums_of_stripe(
     RowJob* job, Py_ssize_t rows, Py_ssize_t at, Py_ssize_t pitch, Py_ssize_t total, bn_ahead* ahead, const Numbers* of,
     Py_ssize_t k, double* dgamma, double* dbeta, double* s, double* d, const real* x
 ) noexcept nogil:
-    """EIGHTH parts of both sums of rows that share their gamma, the first at position `at`, its numbers the k-th, the
-    next each `pitch` values away; and what they add to the sums of the columns. With a smooth activation BN_STRIPE rows
-    at most."""
+    """Compute EIGHTH parts of both sums along `rows` rows that share their gamma, and add to the sums down the columns.
+    The rows begin at position `at`, `pitch` values apart; their numbers are the k-th and the next of `of`. With a
+    smooth activation there are BN_STRIPE rows at most."""
     cdef Py_ssize_t i = 0, n, most = BN_SHORT
     cdef const real* dy = <const real*>job.dy + at
     cdef real[BN_STRIPE * BN_SHORT] g, near
@@ -110,7 +108,7 @@ cdef void sums_of_stripe(
     while i < job.channels:
         n = min(most, job.channels - i)
         of_dy, of_x, left = dy + i, x + i, total - at - i
-        if job.act.kind >= BN_SILU:     # then as without an activation: a copy of these loops is large
+        if job.act.kind >= BN_SILU:     # go on as without an activation: another copy of these loops would be large
             smooth_stripe(job.act, rows, n, pitch, of_dy, of_x, of, k, i, ahead, &g[0], &near[0])
             of_dy, of_x, apart, left, act = &g[0], &near[0], n, rows * n, identity()
             walk = NULL if ahead == NULL or ahead.reach else ahead

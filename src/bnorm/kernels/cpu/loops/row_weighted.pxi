@@ -1,17 +1,17 @@
-# Rows whose positions have weights, which all rows of an outer position share. Only shares matter to a row, so the
-# weights of a position are divided by a power of two near the largest, and fit the type of x.
+# Rows whose positions have weights, which all rows of an outer position share. Only the ratios of weights matter to a
+# row, so they are divided by a power of two near the largest, and then fit the type of x.
 #
 # Uses Output (channel_maps), recenter, weight_of (channel_weighted), sums_of_runs (row_gradients), forward_maps,
 # gradient_of_runs (row_maps), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
-    WEIGHTED = 1 << 16  # values that are summed about one center, of as many runs as there are of so many
+    WEIGHTED = 1 << 16  # most values that are summed about one center: a part of a run, or several runs
 
 
 cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
-    """The weights of an outer position in the type of x, with a vector of zeros behind them; their sum, 0 if it is not
-    enough to divide by."""
+    """Store the weights of an outer position in the type of x, with a vector of zeros behind them. Return their sum,
+    or 0 if it is too small to divide by."""
     cdef const double* w = <const double*>job.weight + o * job.inner
     cdef double most = 0.0, inverse, all
     cdef Py_ssize_t i
@@ -30,7 +30,7 @@ cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
 
 
 cdef double near_bytes(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
-    """The same of bytes."""
+    """The same for weights that are bytes."""
     cdef const unsigned char* w = <const unsigned char*>job.weight + o * job.inner
     cdef unsigned char most = 0, limit = 1 if job.weighs == BN_BOOL else 255
     cdef real inverse
@@ -73,7 +73,8 @@ cdef void weighted_moments_of_row(
     RowJob* job, Py_ssize_t row, const real* w, Py_ssize_t first, double all, Py_ssize_t total, bn_ahead* ahead,
     const real* x
 ) noexcept nogil:
-    """mean and rstd of a row; the first weight above 0 is that of `first`, and the weights of a run add up to `all`."""
+    """Store mean and rstd of a row. first: the first position of weight above 0; all: the sum of the weights of a run.
+    """
     cdef double count = 0.0, mean = 0.0, m2 = 0.0, low = 0.0, center = 0.0, s, q, some
     cdef Py_ssize_t inner = job.inner, runs = max(<Py_ssize_t>1, WEIGHTED // max(<Py_ssize_t>1, inner)), k = 0, i, n
     cdef Py_ssize_t at = row * job.channels * inner, here
@@ -108,7 +109,7 @@ cdef void weighted_moments_of_row(
 cdef void weighted_forward(
     RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
-    """Groups begin to end of the outer positions from o to last: the statistics of a few rows, and their maps."""
+    """Normalize groups `begin` to `end` of outer positions o to last: the statistics of a few rows, then their maps."""
     cdef Py_ssize_t size = job.channels * job.inner, row, g, batch, first, total
     cdef Py_ssize_t most = max(<Py_ssize_t>1, BUFFER // max(<Py_ssize_t>1, size))
     cdef real* near = <real*>job.near
@@ -132,7 +133,7 @@ cdef void weighted_backward(
     RowJob* job, Py_ssize_t o, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, double* dgamma, double* dbeta,
     Output* out, const real* x
 ) noexcept nogil:
-    """dx of the same rows, and their part in dgamma and dbeta."""
+    """Compute dx of the same rows, and add their part to dgamma and dbeta."""
     cdef Py_ssize_t g, row, total
     cdef real* near = <real*>job.near
     cdef double count, sum = 0.0, dot = 0.0

@@ -114,8 +114,7 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
 }
 
 /* For runs, one of each channel: adds what they give to dgamma and dbeta, unless dgamma is NULL, and multiplies their
- * two sums by gamma, which makes them parts of the sums of the row. gain becomes gamma; off is the mean of the row minus
- * h. */
+ * two sums by gamma, which makes them parts of the sums of the row. gain becomes gamma; off is the mean minus h. */
 BN_APART void OF(bn_run_totals)(ptrdiff_t runs, const double *BN_RESTRICT gamma,
                                 const double *BN_RESTRICT rstd, const double *BN_RESTRICT off,
                                 double *BN_RESTRICT sum, double *BN_RESTRICT dot, real *BN_RESTRICT gain,

@@ -21,7 +21,7 @@ enum { BN_STREAMS = 0 };
 
 enum {
     BN_LINE = 64,           /* bytes of a cache line */
-    BN_AHEAD = 8192,        /* bytes to fetch ahead of the reader: the latency of memory times its bandwidth, and more */
+    BN_AHEAD = 8192,        /* bytes to fetch ahead of reads: the latency of memory times its bandwidth, and more */
     BN_FLUSH = 1024,        /* gathered bytes from which they are sent: the fewer at once, the more even the flow */
     BN_ROOM = 8192          /* most bytes of output that are asked for at once */
 };
