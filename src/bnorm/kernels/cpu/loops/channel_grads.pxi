@@ -1,6 +1,6 @@
 # Gradient sums of one block: sum dy and sum dy (x - h) per channel, where h is the mean rounded to the type of x. If
-# there is an activation, dy is first taken back through it (lanes.h calls this dy before the activation), at v, which
-# is computed as in the forward. With weights, a dy of 0 adds nothing, whatever x is there: padding may be NaN.
+# there is an activation, dy is the gradient before it (lanes.h), at v, which is computed as in the forward. With
+# weights, a dy of 0 adds nothing, whatever x is there: padding may be NaN.
 #
 # A loop over values is compiled for each kind of activation (listed in formulas.h): its caller gives it to `by_kind`,
 # and its first argument is the activation.
@@ -11,7 +11,7 @@
 
 
 cdef inline real pulled(Activation act, real v, real g) noexcept nogil:
-    """Return g, the gradient of what the activation makes of v, taken back to the gradient of v."""
+    """Return the gradient of v, where g is the gradient of the activation of v."""
     if real is float:
         return bn_act_pull_float(act, v, g)
     else:
@@ -101,7 +101,7 @@ cdef inline void sums_of_pairs(
 cdef inline Numbers numbers_of_columns(
     Activation act, const Block* b, const Numbers* channels, real* h, real* scale, real* shift
 ) noexcept nogil:
-    """Return the numbers of channels as those of their columns; scale and shift only if there is an activation."""
+    """Return the numbers of channels, copied to their columns; scale and shift only if there is an activation."""
     cdef Numbers of = no_numbers()
     of.h = columns_of(<const real*>channels.h, b, h)
     if act.kind != BN_IDENTITY:

@@ -171,7 +171,7 @@ cdef void integer_sums(
     Job* job, Py_ssize_t at, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t width, Py_ssize_t channels, Py_ssize_t run,
     int64_t* s, int64_t* q
 ) noexcept nogil:
-    """Add the sums of rows of columns to those of `channels` channels, which take turns at `run` columns each."""
+    """Sum rows of columns, and add this to the sums of `channels` channels, which take turns at `run` columns each."""
     cdef int64_t[WIDE] of_s, of_q
     cdef Py_ssize_t j, i = 0, c = 0
     for j in range(width):

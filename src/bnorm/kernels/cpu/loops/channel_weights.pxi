@@ -1,5 +1,5 @@
-# Sums of the columns of a block whose positions have weights, about given centers. If there are many channels, by
-# rows, of which each has one weight; else by columns, to which weights are copied in registers (weights.h).
+# Sums of the columns of a block whose positions have weights, about given centers. If there are many channels, rows
+# are summed that have one weight each; else columns, to which weights are copied in registers (weights.h).
 #
 # Uses Block, FETCH_COLUMNS, ROWS, pour, values_of, weights_at, weights_from, width_of, zero (channel_columns), ACROSS
 # (channel_moments), fold_weights (channel_weighted).
@@ -235,8 +235,7 @@ cdef void columns_of_fours(
 
 
 cdef inline void fetch_weights(const Block* b, const char* w, Py_ssize_t n) noexcept nogil:
-    """Fetch those weights of the next block that are where n of this one are: it adds up its weights before anything
-    else."""
+    """Fetch the weights of the next block at the places of these n, as a block first adds up its weights."""
     cdef const char* end
     if b.ahead != NULL and b.weighs == BN_REAL:
         w += values_of(b) * <Py_ssize_t>sizeof(double)

@@ -103,8 +103,8 @@ typedef struct {
 
 static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; return none; }
 
-/* What is summed: g and g t, where t = x - h. Everywhere here "dy before the activation of v" means the gradient of
- * what goes into the activation, if dy is the gradient of what comes out.
+/* What is summed: g and g t, where t = x - h. In all these files, "dy before the activation of v" means the gradient of
+ * v, where dy is the gradient of the activation of v.
  *
  * BN_SQUARES: g = t. BN_PAIRS: g = dy before the activation of v = (x - h) scale + shift. BN_SCALED: g = dy gamma
  * before the activation of v gamma + beta. BN_WEIGHED_SQUARES: g = w t, where t is 0 if w is. BN_WEIGHED_PAIRS: as
@@ -131,8 +131,8 @@ enum {
 
 /* Adds both sums of n values of a run to the 8 float64 parts in `first` and `second`. They are summed in BN_WIDTH
  * lanes in the type of x, BN_CHAIN values per lane at most: STEP(i, j, kept) adds value i to lane j, if it is kept.
- * The last values, which do not fill a vector, are read together with what is behind them, if that may be read: `left`
- * values may. */
+ * The last values, which do not fill a vector, are read together with what is behind them, if `left`, the number of
+ * values that may be read, is large enough. */
 #define BN_RUN_IN_LANES(n, left, first, second, STEP)                                                                 \
     for (ptrdiff_t i_ = 0; i_ < (n);) {                                                                               \
         const ptrdiff_t end_ = (n) - i_ < BN_CHAIN * BN_WIDTH ? (n) : i_ + BN_CHAIN * BN_WIDTH;                       \
@@ -280,7 +280,7 @@ BN_INLINE void OF(bn_short_sums)(bn_activation act, int what, const real *dy, co
     BN_RUN_IN_LANES(n, left, sum, dot, BN_SHORT_STEP)
 }
 
-/* The same two sums all in float64, for values of which a product left the range of float32. */
+/* Adds the same sums to *sum and *dot, all in float64: for rows in which a product left the range of float32. */
 BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, const real *x, ptrdiff_t n,
                                   const bn_numbers *of, ptrdiff_t k, double *sum, double *dot)
 {

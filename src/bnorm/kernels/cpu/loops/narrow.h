@@ -149,7 +149,7 @@ BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t
 }
 
 /* Add s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding. v is x, or x - 32768 for uint16,
- * of which two squares would not fit 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
+ * two of whose squares would not fit 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
  * that stay in the cache. If rows are far apart, the next block is fetched meanwhile. */
 enum {
     BN_STRIP = 64,

@@ -228,7 +228,7 @@ cdef void backward_short_rows(
 
 
 cdef inline const term* each_run(const term* rows, Py_ssize_t n, Py_ssize_t channels, term* runs) noexcept nogil:
-    """Return the numbers of n rows as those of their runs: the same array if each row is one run."""
+    """Return the numbers of n rows, copied to their runs; the same array if each row is one run."""
     if channels == 1:
         return rows
     bn_each(n, channels, rows, runs)

@@ -198,9 +198,9 @@ BN_APART void OF(bn_sums)(ptrdiff_t n, const real *x, const real *r, real *BN_RE
 }
 
 /* If one of the numbers of a channel or row is NaN, let only h be NaN. The compiler decides which of two NaN an
- * operation returns, except for a subtraction, which returns the first. So the maps subtract what may be NaN (h from x
- * and, in the gradient, what b and c make, whose sign is changed for this), and their results have the same bits in
- * every build. There is no branch, so that loops vectorize. */
+ * operation returns, except for a subtraction, which returns the first. So the maps subtract what may be NaN: h from x
+ * and, in the gradient, the term with b and c, whose sign is changed for this. Then results have the same bits in every
+ * build. There is no branch, so that loops vectorize. */
 BN_INLINE void OF(bn_one_nan)(real *h, real *scale, real *shift)
 {
     const int found = (*h != *h) | (*scale != *scale) | (*shift != *shift);

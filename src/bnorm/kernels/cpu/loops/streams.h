@@ -188,8 +188,8 @@ static inline void bn_open(bn_output *out)
     out->buffer = out->space + (-(uintptr_t)out->space & (BN_LINE - 1));
 }
 
-/* bn_send_unit sends a vector past the caches. bn_turned rotates its bytes, to an order of bn_order. bn_joined takes
- * the first bytes, those of a part of bn_first, from `in`, and the others from `out`. */
+/* bn_send_unit sends a vector past the caches. bn_turned rotates its bytes, by an order that bn_order makes. bn_joined
+ * takes the first bytes, as many as bn_first got for `part`, from `in`, and the others from `out`. */
 #if defined(__AVX512F__)
 typedef __m512i bn_unit;
 typedef __mmask16 bn_part;
