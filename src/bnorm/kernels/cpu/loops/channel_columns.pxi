@@ -56,7 +56,7 @@ cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:
 
 
 cdef inline void fetch_rows(const Block* b, Py_ssize_t rows, size_t size) noexcept nogil:
-    """Fetch on, by the last `rows` rows of a block and the partial row below them, so that the walk keeps its lead."""
+    """Move the walk on by the last `rows` rows of a block and the partial row below them, so that it keeps its lead."""
     if b.ahead != NULL:
         bn_fetch(b.ahead, (rows * width_of(b) + b.extra) * size)
 

@@ -72,6 +72,8 @@ BN_INLINE void OF(bn_stripe_columns)(
     }
 }
 
+/* bn_stripe_columns from column i on: copies rows of which a whole vector may not be read, and adds the sums down the
+ * columns to dgamma and dbeta. */
 BN_INLINE void OF(bn_stripe_part)(
  int first, int last, int add, int width, bn_activation act, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t pitch,
  const bn_ahead *near, ptrdiff_t i, ptrdiff_t left, const real *dy, const real *x, const bn_numbers *of, ptrdiff_t row,
