@@ -68,7 +68,7 @@ class Ages(NamedTuple):
     halflife: float
     ages: ndarray  # float64: how much older a row is than the newest
     end: float  # the time of the newest row, as the stream counts it
-    order: ndarray | None = None  # the rows sorted by time; None if they are already
+    order: ndarray | None = None  # the positions of the rows by time; None if they are in order
 
     def recent(self, n: int) -> int:
         """As in `Rows`; so are the other methods."""

@@ -31,7 +31,7 @@ def ticks(halflife: Any) -> float | None:
 
 
 def at_once(calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> None:
-    """Make compiled calls, all or none: Python handles signals between its instructions, and this loop has none."""
+    """Make compiled calls without an interrupt between them: Python handles signals between instructions of its own."""
     deque(starmap(call, calls), maxlen=0)
 
 

@@ -72,7 +72,7 @@ def _learned(t: Any, frame: Any, weight: Any, times: Any) -> tuple[Batch, float]
         return None
     w = None if weight is None else weight.to_numpy()
     batch = t._read(frame, w, times)
-    batch = batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # rows are no longer needed
+    batch = batch._replace(keys=batch.keys._replace(codes=batch.keys.codes[:0]))  # the rows' codes are not needed
     return batch, float(len(frame) if w is None else w.sum())
 
 
