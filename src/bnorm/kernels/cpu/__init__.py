@@ -83,7 +83,7 @@ memory = asarray
 
 
 def numbers(*some: Any) -> list[float]:
-    """NumPy scalars as Python floats."""
+    """Return NumPy scalars as Python floats."""
     return list(map(float, some))
 
 
@@ -91,12 +91,12 @@ LEVELS = ("baseline", "avx2", "avx512")  # in the order of processor_level()
 
 
 def simd_levels() -> list[str]:
-    """The SIMD builds of the kernels that are installed and that this processor can run, widest last."""
+    """Return the SIMD builds of the kernels that are installed and that this processor can run, widest last."""
     return [level for level in LEVELS[: entries.processor_level() + 1] if find_spec(_module(level))]
 
 
 def simd_level() -> str:
-    """The SIMD build in use."""
+    """Return the name of the SIMD build in use."""
     return _level
 
 

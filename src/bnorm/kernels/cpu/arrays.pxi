@@ -1,4 +1,4 @@
-# NumPy arrays to pointers and back.
+# From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
 # Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
@@ -6,7 +6,7 @@
 # view, weigh.
 
 cdef enum:
-    MOST_AXES = 64      # as many as NumPy has
+    MOST_AXES = 64      # the most axes that NumPy allows
 
 
 cdef inline void* data(cnp.ndarray a) noexcept:
@@ -24,7 +24,7 @@ cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):
 
 
 cdef inline int read_activation(Activation* act, given) except -1:
-    """Read a `kernels.activation.Activation`."""
+    """Read a `kernels.activation.Activation` into `act`."""
     if not isinstance(given, tuple) or len(<tuple>given) != 2:
         raise TypeError(f"act: expected an Activation, got {type(given).__name__}")
     act.kind = (<tuple>given)[0]
@@ -33,7 +33,10 @@ cdef inline int read_activation(Activation* act, given) except -1:
 
 
 cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
-    """out, if it fits x, or a new array like x; for integers a float64 one."""
+    """Return `out` if it can hold the result for x (ValueError if not), or without `out` a new array of x's shape.
+
+    The result has the type of x; for integers it is float64.
+    """
     expect_block(x, 0, MOST_AXES)
     cdef int kind = type_of_result(x)
     if out is not None:
@@ -47,7 +50,7 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
 
 
 cdef inline int narrow_of(cnp.ndarray x) noexcept:
-    """The number of the type of x in narrow.h. A type that is not NumPy's own is bfloat16, of any library."""
+    """Return narrow.h's number for the type of x. A type that is not NumPy's own is some library's bfloat16."""
     cdef int kind = cnp.PyArray_TYPE(x)
     if kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT:
         return BN_REAL
@@ -66,7 +69,7 @@ cdef inline int type_of_result(cnp.ndarray x) noexcept:
 
 
 def widened(cnp.ndarray x):
-    """x in the type that the loops compute in, for kernels that cannot read narrower types."""
+    """Return x in the type that the loops compute in, for kernels that cannot read narrower types."""
     expect_block(x, 0, MOST_AXES)
     cdef int kind = narrow_of(x)
     if kind == BN_REAL:
@@ -79,7 +82,7 @@ def widened(cnp.ndarray x):
 
 
 def narrowed(cnp.ndarray y, cnp.ndarray like):
-    """float32 in the half-precision type of another array; an overflow becomes infinite."""
+    """Return y, which is float32, in the half-precision type of `like`; an overflow becomes infinite."""
     expect_block(like, 0, MOST_AXES)
     if narrow_of(like) == BN_REAL:
         return y
@@ -92,6 +95,7 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
 
 
 cdef void* scratch(size_t bytes) except NULL:
+    """Allocate `bytes` bytes, and one cache line more for `line_of`. The caller frees the memory."""
     cdef void* memory = malloc(bytes + BN_LINE)
     if memory == NULL:
         raise MemoryError(f"bnorm: no memory for {bytes} bytes of partial results")
@@ -99,12 +103,12 @@ cdef void* scratch(size_t bytes) except NULL:
 
 
 cdef inline char* line_of(char* memory) noexcept nogil:
-    """Where the first whole cache line of scratch begins, which has that many more bytes."""
+    """Return the address of the first full cache line in memory from `scratch`."""
     return memory + (-<size_t>memory & (BN_LINE - 1))
 
 
 cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
-    """The job's view of x, its plan and its type."""
+    """Set the job's view of x, its plan and its type. Axis 0 is outer, axis 1 is channels, the other axes are inner."""
     expect_block(x, 2, MOST_AXES)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     seen_as(job, x, shape[0], shape[1], cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2), reduces)
@@ -114,7 +118,7 @@ cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
 cdef void seen_as(
     Job* job, cnp.ndarray x, Py_ssize_t outer, Py_ssize_t channels, Py_ssize_t inner, bint reduces
 ) noexcept:
-    """The same of x in another shape."""
+    """Do what `view` does, with x seen in the shape (outer, channels, inner)."""
     memset(job, 0, sizeof(Job))
     job.unit = 1.0
     job.outer = outer
@@ -128,7 +132,7 @@ cdef void seen_as(
 
 
 cdef inline int expect_weights(cnp.ndarray weight, Py_ssize_t positions) except -1:
-    """Weights or None, a number for each position, of float64 or bytes."""
+    """Check weights, which may be None: one for each position, of float64, bool or uint8."""
     cdef int kind = cnp.NPY_DOUBLE
     if weight is not None and cnp.PyArray_TYPE(weight) in (cnp.NPY_BOOL, cnp.NPY_UINT8):
         kind = cnp.PyArray_TYPE(weight)
@@ -140,26 +144,26 @@ cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
 
 
 cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
-    """Let its positions have these weights, or None."""
+    """Give the job the weights of its positions, or None."""
     job.weight = data(weight)
     job.weighs = kind_of_weights(weight)
 
 
 cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:
-    """Weights or None, and the statistics of each channel."""
+    """Check the weights, which may be None, and the five statistics of each channel."""
     expect_weights(weight, job.outer * job.inner)
     return need("stats", stats, cnp.NPY_DOUBLE, 5 * job.channels)
 
 
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
-    """Bytes of a value of x."""
+    """Return the size of a value of x in bytes."""
     if job.narrow != BN_REAL:
         return bn_narrow_size(job.narrow)
     return sizeof(double) if job.wide else sizeof(float)
 
 
 cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
-    """Set dy, which is read together with x, or None."""
+    """Set dy, which is read together with x. It may be None."""
     cdef bint alone
     job.dy = data(dy)
     if dy is not None:
@@ -168,7 +172,7 @@ cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
-    """Set the output of a map, and dy. The output bypasses the caches if it would not fit there."""
+    """Set the output of a map, and dy. The output bypasses the caches if it is too large for them."""
     cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
     if dy is None and size >= sizes.stream_one \
             and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
@@ -184,12 +188,15 @@ cdef inline size_t partial_size(const Job* job) noexcept nogil:
 
 
 cdef inline size_t vector_size(const Job* job) noexcept nogil:
-    """Bytes of one per-channel vector in the type that the loops compute in, kept aligned."""
+    """Return the size of a per-channel vector in the type that the loops compute in: bytes, in full cache lines."""
     return rounded_up(job.channels * <Py_ssize_t>(sizeof(double) if job.wide else sizeof(float)), BN_LINE)
 
 
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
-    """Memory for per-channel numbers in the loops' type: three vectors of the forward, and three of a gradient."""
+    """Place the per-channel vectors of the loops' type in `memory`: three of the forward, and three more with dy.
+
+    memory: from `scratch`, with the bytes of 3 or 6 times `vector_size`.
+    """
     cdef size_t size = vector_size(job)
     memory = line_of(memory)
     job.high = memory
@@ -233,9 +240,8 @@ def in_float64(tuple vectors not None):
 
 
 def again(x, layout):
-    """Return x in the shape of the block of a view.Layout, or None if that cannot be seen at a glance.
-
-    It can if x is a NumPy array of floats of the shape and the memory order, that of C, for which the layout was made.
+    """Return x in the shape of the block of a view.Layout, or None if x needs the longer way: unless it is a NumPy
+    array of floats, in C order and aligned, of the shape that the layout was made for.
     """
     if layout is None or type(x) is not cnp.ndarray:
         return None
@@ -255,10 +261,10 @@ def again(x, layout):
 
 
 def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray other_part=None):
-    """total += part, and another such pair, in one call that no interrupt can divide. A total that is None is skipped.
+    """Do total += part and other += other_part, in one call that no interrupt can divide. A total may be None.
 
-    The arrays of a pair are contiguous and of the same size, the part float64. Values that are not finite are added
-    without a warning.
+    The arrays of a pair are contiguous and of the same size, and the part is float64. Values that are not finite are
+    added without a warning.
     """
     check_total(total, part)
     check_total(other, other_part)
@@ -295,7 +301,7 @@ cdef void add_one(cnp.ndarray total, cnp.ndarray part) noexcept:
 
 
 cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
-    """The first and last byte of the elements of an array."""
+    """Set `begin` to the address of the first byte of an array's elements, and `end` to that after their last byte."""
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(a)
     cdef cnp.npy_intp* strides = cnp.PyArray_STRIDES(a)
     cdef int i
@@ -311,7 +317,7 @@ cdef void bounds(cnp.ndarray a, char** begin, char** end) noexcept:
 
 
 cdef bint away(const char* begin, const char* end, other):
-    """Whether these bytes certainly do not belong to a value of any type; False means unknown."""
+    """Whether the bytes from `begin` to `end` certainly do not belong to `other`, of any type; False means unknown."""
     cdef char* first = NULL
     cdef char* last = NULL
     if other is None:
@@ -323,7 +329,7 @@ cdef bint away(const char* begin, const char* end, other):
 
 
 def apart(cnp.ndarray a not None, others):
-    """Whether an array certainly shares no memory with other values, which may be of any type; False means unknown."""
+    """Whether an array certainly shares no memory with the others, which may be of any type; False means unknown."""
     cdef char* begin = NULL
     cdef char* end = NULL
     bounds(a, &begin, &end)
@@ -334,9 +340,10 @@ def apart(cnp.ndarray a not None, others):
 
 
 def ready(out, x, layout, tuple given):
-    """`out` in the memory order of a view.Layout, if a kernel may write to it as it is, or None if that needs a closer
-    look: an array in the order of the layout and of the type of a result for x, whose memory is `apart` from the values
-    of the `given` mappings.
+    """Return `out` in the memory order of a view.Layout if a kernel may write to it directly; None means unknown.
+
+    It may if `out` is in the layout's order and of the type of a result for x, and `apart` from the values of the dicts
+    in `given`.
     """
     if type(out) is not cnp.ndarray or type(x) is not cnp.ndarray:
         return None

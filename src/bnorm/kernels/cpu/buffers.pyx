@@ -2,9 +2,10 @@
 
 The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a
 view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
-Its data starts on a cache line, unlike that of NumPy's arrays, and as far into a page as the line of x does that it is
-made from. To see whether a load must wait for a store a processor compares the last 12 bits of their addresses: when a
-result lay a little further into its page than x, each load waited for the store before it, for up to twice the time.
+The data of such a result starts on a cache line, unlike that of NumPy's arrays, and at the offset in its page that the
+first cache line of x has. To see whether a load must wait for a store, a processor compares only the last 12 bits of
+their addresses: when a result began a little further into its page than x, each load waited for the store before it,
+and the kernel took up to twice the time.
 """
 
 import operator
@@ -16,8 +17,8 @@ from cpython.object cimport PyTypeObject
 
 cdef extern from *:
     """
-    /* With the GIL nothing in here lets another thread run. Without it a fork stops the others where they have no lock,
-     * so that a child never inherits it. */
+    /* With the GIL, nothing in here lets another thread run. In free-threaded Python, a fork stops the other threads
+     * where they hold no lock, so a child never inherits a locked mutex. */
     #ifdef Py_GIL_DISABLED
     static PyMutex bn_mutex;
     #define bn_lock() PyMutex_Lock(&bn_mutex)
@@ -36,17 +37,17 @@ cdef extern from "numpy/arrayobject.h":
 cnp.import_array()
 
 cdef enum:
-    LEAST = 1 << 17     # bytes from which a result comes from here: from so many on malloc asks the system for pages
+    LEAST = 1 << 17     # a result of this many bytes or more gets a buffer: from this size malloc asks for new pages
     LINE = 64           # bytes of a cache line
-    PAGE = 4096         # bytes after which addresses look alike to a processor that compares loads and stores
-    OLD = 256           # a buffer that has not been used for so many results is freed
-    MANY = 512          # buffers at most, as each is looked at for every result
+    PAGE = 4096         # bytes after which the addresses that a processor compares repeat
+    OLD = 256           # a buffer is freed if this many results were made since its last use
+    MANY = 512          # the most buffers, as every result may search all of them
 
 # All of these are read and changed under the lock, where no Python code may run.
-cdef list buffers = []  # the last used is the last
+cdef list buffers = []  # in the order of their last use
 cdef size_t limit = 0   # bytes of all buffers together
 cdef size_t total = 0
-cdef long clock = 0     # results so far
+cdef long clock = 0     # number of results so far
 
 
 @cython.final
@@ -55,7 +56,7 @@ cdef long clock = 0     # results so far
 cdef class Buffer:
     cdef cnp.ndarray memory     # bytes
     cdef size_t size
-    cdef long used              # when it was last used
+    cdef long used              # the clock at its last use
     cdef bint lent
 
 
@@ -63,7 +64,7 @@ cdef class Buffer:
 @cython.internal
 @cython.no_gc
 cdef class Loan:
-    """A result holds it, and every view of the result holds the result: when they are gone it ends."""
+    """The base of a result. Every view of the result holds the result: when all are gone, the buffer is free again."""
 
     cdef Buffer buffer
 
@@ -75,9 +76,9 @@ cdef class Loan:
 
 
 cdef void drop(bint all_free, size_t room, list gone):
-    """Let go of unused buffers: old ones, and then the longest unused until there is room for that many bytes.
+    """Remove unused buffers from the list: the old ones, and the longest unused until `room` more bytes are allowed.
 
-    gone: takes them, and the caller frees it without the lock.
+    all_free: remove all that are unused. gone: gets the removed buffers; the caller frees it without holding the lock.
     """
     global total
     cdef Py_ssize_t i = 0
@@ -93,10 +94,10 @@ cdef void drop(bint all_free, size_t room, list gone):
 
 
 cdef Buffer unused(size_t size):
-    """An unused buffer that fits, which is the last in the list from now on, or None."""
+    """Return an unused buffer of a fitting size, moved to the end of the list, or None."""
     cdef Buffer buffer
     cdef Py_ssize_t i
-    for i in range(len(buffers) - 1, -1, -1):   # the last used is the most likely to be in the cache
+    for i in range(len(buffers) - 1, -1, -1):   # the buffer used last is the most likely to be in a cache
         buffer = buffers[i]
         if not buffer.lent and size <= buffer.size <= size + size // 4:
             del buffers[i]
@@ -106,7 +107,7 @@ cdef Buffer unused(size_t size):
 
 
 cdef Buffer another(size_t size):
-    """A new buffer, or None if that is too much."""
+    """Return a new buffer, or None if it would exceed the limit."""
     global total
     cdef cnp.npy_intp length = size + PAGE
     cdef Buffer buffer
@@ -121,7 +122,7 @@ cdef Buffer another(size_t size):
 
 
 cdef Loan lend(size_t size):
-    """So many bytes, or None."""
+    """Return a loan of a buffer of at least `size` bytes, or None."""
     global clock
     cdef Loan loan = Loan.__new__(Loan)
     cdef list gone = []
@@ -143,7 +144,7 @@ cdef Loan lend(size_t size):
 
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL):
-    """An array that is not initialized, C-contiguous. beside: the data that is going to be read while it is written."""
+    """Return an uninitialized C-contiguous array. beside: the data that will be read while the array is written."""
     cdef size_t size = 8 if type_num == cnp.NPY_DOUBLE else 4 if type_num in (cnp.NPY_FLOAT, cnp.NPY_INT32) else 2
     cdef int i
     for i in range(ndim):
@@ -160,7 +161,7 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const 
 
 
 def set_buffer_limit(n_bytes):
-    """Set how much memory of freed large results is kept for the next ones. More than that is freed at once.
+    """Set how much memory of freed large results is kept for later ones. Any more is freed at once.
 
     The default is 1/16 of the machine's memory, or the value of the environment variable BNORM_BUFFER_LIMIT.
 
@@ -188,12 +189,12 @@ def set_buffer_limit(n_bytes):
 
 
 def get_buffer_limit():
-    """The limit of the memory that is kept for large results, in bytes."""
+    """Return the limit of the memory that is kept for large results, in bytes."""
     return limit
 
 
 def kept_bytes():
-    """The bytes of all buffers, used or unused."""
+    """Return the number of bytes of all buffers, used or unused."""
     return total
 
 

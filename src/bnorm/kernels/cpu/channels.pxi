@@ -8,7 +8,7 @@
 
 
 cdef inline int expect_affine(Job* job, cnp.ndarray gamma, cnp.ndarray beta, double eps) except -1:
-    """gamma and beta of the channels of a job, and eps."""
+    """Check gamma and beta, which may be None, and set them and eps in a job."""
     expect("gamma", gamma, cnp.NPY_DOUBLE, job.channels)
     expect("beta", beta, cnp.NPY_DOUBLE, job.channels)
     job.gamma = <const double*>data(gamma)
@@ -18,7 +18,7 @@ cdef inline int expect_affine(Job* job, cnp.ndarray gamma, cnp.ndarray beta, dou
 
 
 def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma, cnp.ndarray beta, double eps):
-    """stats of a given mean and variance."""
+    """Return stats, (5, C), of a given mean and variance: mean, var, rstd, scale, shift."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = cnp.PyArray_SIZE(mean)
@@ -34,7 +34,7 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
 
 
 def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
-    """stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift."""
+    """Return stats, (5, C), from the result of `moments`: mean, var, rstd, scale, shift."""
     cdef Job job
     memset(&job, 0, sizeof(Job))
     job.channels = channels_of("parts", parts, 4)
@@ -47,9 +47,9 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
 
 
 def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=None, bint finite=False):
-    """y = (x - mean) * scale + shift per channel, and the activation of that.
+    """Return act((x - mean) * scale + shift), with the statistics of each channel.
 
-    With finite it is a FloatingPointError if x contains infinity; out is undefined then.
+    finite: raise FloatingPointError if x contains an infinity; the contents of `out` are then undefined.
     """
     cdef Job job
     cdef cnp.ndarray y = result(x, out)
@@ -73,7 +73,10 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=No
 
 
 def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray weight=None, act=IDENTITY):
-    """sums, (2, C): sum dy and sum dy (x - mean), dy before the activation. With weight a dy of 0 adds nothing."""
+    """Return sums, (2, C): sum dy and sum dy (x - mean), with dy taken back through the activation.
+
+    Where there are weights, a dy of 0 adds nothing.
+    """
     cdef Job job
     view(&job, x)
     expect_like("dy", dy, x)
@@ -102,7 +105,7 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
 
 
 def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
-    """coefficients, (3, C), from the result of `grad_moments`: a, b, c. count: a number, or float64 (C,)."""
+    """Return coefficients, (3, C): a, b, c. sums: from `grad_moments`. count: a number, or float64 (C,)."""
     cdef Job job
     cdef double number = 0.0
     memset(&job, 0, sizeof(Job))
@@ -125,7 +128,7 @@ def finish_gradients(cnp.ndarray sums, cnp.ndarray stats, count):
 
 def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coefficients, cnp.ndarray weight=None,
                act=IDENTITY, cnp.ndarray out=None):
-    """dx = a (dy + w (b (x - mean) + c)) per channel, dy before the activation."""
+    """Return dx = a (dy + w (b (x - mean) + c)) per channel, with dy taken back through the activation."""
     cdef Job job
     cdef cnp.ndarray dx = result(x, out)
     view(&job, x, reduces=False)
@@ -151,20 +154,20 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
 
 
 cdef void between_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """From merged moments (or given statistics) to the map's coefficients."""
+    """Compute the map's coefficients from merged moments, or from given statistics."""
     loops.finish_forward(job, begin, end)
     loops.fold_forward(job, begin, end)
 
 
 cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """From sums about the high part of the mean to the map's coefficients."""
+    """Compute the map's coefficients from sums about the high part of the mean."""
     loops.center_sums(job, begin, end)
     loops.finish_backward(job, begin, end)
     loops.fold_backward(job, begin, end)
 
 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
-    """Reduction, formulas and map of one group of channels while it is in the cache."""
+    """Task t: reduction, formulas and map of one group of channels, while its values are in the cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
     loops.reduce(job, t)
     if job.dy == NULL:
@@ -175,13 +178,13 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
 
 
 cdef void known_map(Job* job) noexcept nogil:
-    """The map by statistics that are given."""
+    """Run the map with given statistics."""
     between_forward(job, 0, job.channels)
     run(loops.map, job, False)
 
 
 cdef void statistics_first(Job* job) noexcept nogil:
-    """The statistics of a batch, and where both passes are one the map too."""
+    """Compute the statistics of a batch, and if the job is fused run the map too."""
     if job.fused:
         run(both_passes, job, False)
     else:
@@ -193,9 +196,10 @@ cdef void statistics_first(Job* job) noexcept nogil:
 def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.ndarray mean=None,
             cnp.ndarray var=None, cnp.ndarray weight=None, act=IDENTITY, running=None,
             cnp.ndarray out=None):
-    """Batch norm: y, stats (mean, var, rstd, scale, shift by rows), values per channel, and `left` for `settle`.
+    """Batch norm: return y, stats (rows mean, var, rstd, scale, shift), values per channel, and `left` for `settle`.
 
-    running: the rule of the statistics that `settle` will update by this batch; with "raise" they are tested here.
+    running: the Rule of the statistics that `settle` will update with this batch. If it says "raise", the update is
+    tested here.
     """
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
@@ -220,7 +224,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         weigh(&job, weight)
     job.fused = not given and not raises and fits(&job, itemsize(&job))
     job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
-    if job.weight != NULL:      # of both passes half as many channels, as weights need room in the cache too
+    if job.weight != NULL:      # if fused, half as many channels, as the weights need space in the cache too
         share_weights(&job, FUSE // 2 // max(<Py_ssize_t>1, job.outer * job.inner * itemsize(&job)) if job.fused else C)
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
     cdef char* memory = <char*>scratch(partials + 3 * size)
@@ -243,7 +247,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             with nogil:
                 statistics_first(&job)
         if weight is not None:
-            job.count = job.partial[0] if C > 0 else weight.sum()   # which the channels share
+            job.count = job.partial[0] if C > 0 else weight.sum()   # the same for all channels
         if raises:
             assume(&target_, job.count)
             refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
@@ -257,7 +261,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,
              act=IDENTITY, bint frozen=False, bint params=True, cnp.ndarray out=None):
-    """Batch norm: dx, dgamma, dbeta from the results of forward. frozen: its statistics are constants."""
+    """Batch norm: return dx, dgamma, dbeta. stats, count: from `forward`. frozen: stats do not depend on x."""
     cdef Job job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     view(&job, x, params or not frozen)
@@ -294,7 +298,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                     run(loops.reduce, &job, False)
                     loops.merge_sums(&job, 0, C)
                     loops.center_sums(&job, 0, C)
-                if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone: x is not read
+                if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone, without x
                     job.x = job.dy
                     job.dy = NULL
                     memset(job.high, 0, size)

@@ -1,9 +1,10 @@
-# Tables as the loops over groups see them: an array, or columns that lie anywhere.
+# Tables as the loops over groups see them: one array, or columns that are arrays of their own.
 #
 # Uses expect_block (guards).
 # Gives tiles_of.
 
 cdef bn_positions block_of(cnp.ndarray x) except *:
+    """Describe a contiguous array (N, C) or (N, C, L)."""
     cdef bn_positions t
     t.x = cnp.PyArray_DATA(x)
     t.columns = NULL
@@ -28,7 +29,7 @@ cdef cnp.ndarray column_of(object given, cnp.ndarray first, Py_ssize_t rows):
 
 
 cdef bn_positions columns_of(list stretches, list kept) except *:
-    """kept: gets the arrays of places that the result points to."""
+    """Describe a table of stretches of rows, each a list of its columns. kept: gets the arrays that it points to."""
     cdef bn_positions t
     cdef cnp.npy_intp n = len(stretches), channels, total, rows, i, c
     cdef cnp.ndarray places, ends, first, x
@@ -63,6 +64,7 @@ cdef bn_positions columns_of(list stretches, list kept) except *:
 
 
 cdef bn_positions tiles_of(object x, list kept) except *:
+    """Describe a table. The caller keeps x and `kept`, which own the memory, until the loops are done."""
     if isinstance(x, list):
         return columns_of(x, kept)
     expect_block(x, 2, 3)

@@ -20,7 +20,7 @@ from bnorm.kernels.cpu.kinds cimport (
 
 
 cdef inline int kind_of(cnp.ndarray x) except -1:
-    """The type of x. One that is not NumPy's own is bfloat16, of any library."""
+    """Return the type of x. A bfloat16 may be that of any library."""
     cdef int kind = cnp.PyArray_TYPE(x)
     cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
     if kind == cnp.NPY_FLOAT:

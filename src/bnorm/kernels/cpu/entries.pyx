@@ -1,8 +1,8 @@
 """The kernels on the CPU: arrays in, arrays out, one call into compiled code each.
 
 An entry divides its work into tasks by shape alone (plan.pxi), gets the number of threads from threads.pyx, and passes
-the tasks to the loops of the SIMD build in use. What arguments mean bnorm.functional checks; here only what would crash
-is refused (guards.pxi). The signatures are those of bnorm.kernels.reference, where each is a few lines of NumPy.
+the tasks to the loops of the SIMD build in use. bnorm.functional checks what arguments mean; entries refuse only what
+would crash (guards.pxi). The signatures are those of bnorm.kernels.reference, where each entry is a few lines of NumPy.
 """
 
 cimport numpy as cnp
@@ -108,7 +108,7 @@ def use(capsule):
 
 
 def processor_level():
-    """0 baseline, 1 AVX2, 2 AVX-512."""
+    """Return the widest SIMD level of this processor: 0 baseline, 1 AVX2, 2 AVX-512."""
     return bn_processor_level()
 
 

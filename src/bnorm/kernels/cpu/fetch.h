@@ -1,4 +1,4 @@
-/* Bring memory near before it is read. */
+/* Fetch memory into a cache before it is read. */
 #ifndef BNORM_FETCH_H
 #define BNORM_FETCH_H
 
@@ -6,8 +6,8 @@
 #include <xmmintrin.h>
 #endif
 
-/* Fetch a line into the second-level cache. There it takes none of the few places where loads wait for memory, which
- * limit plain loads to two thirds of the bandwidth. */
+/* Fetch a cache line into the second-level cache. Such a fetch occupies none of the few buffers in which loads wait for
+ * memory, which limit plain loads to two thirds of the bandwidth. */
 static inline void bn_fetch_line(const char *line)
 {
 #if defined(__GNUC__) || defined(__clang__)

@@ -1,16 +1,16 @@
-# What every entry asks of its arrays, whoever calls it: an array of another type, size or layout is an error, never a
-# crash. Values are not looked at.
+# What every entry checks of its arrays, whoever calls it: an array of a wrong type, size or layout is an error, never a
+# crash. Values are not checked.
 #
 # Uses nothing of its siblings.
 # Gives channels_of, expect, expect_block, expect_like, is_bfloat, need, readable.
 
 cdef inline bint readable(cnp.ndarray a) noexcept:
-    """Whether it is contiguous and in native byte order. What another process has sent need not be aligned."""
+    """Whether an array is contiguous and in native byte order. It may be unaligned if another process has sent it."""
     return cnp.PyArray_CHKFLAGS(a, cnp.NPY_ARRAY_C_CONTIGUOUS) and cnp.PyArray_ISNOTSWAPPED(a)
 
 
 cdef inline int expect(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:
-    """Contiguous memory for `size` numbers of that type, or None."""
+    """Check that `a` is None, or contiguous memory of `size` numbers of the NumPy type number `kind`."""
     if a is not None and (
         not (cnp.PyArray_TYPE(a) == kind or cnp.PyArray_EquivTypenums(cnp.PyArray_TYPE(a), kind))
         or cnp.PyArray_SIZE(a) != size or not readable(a)
@@ -22,7 +22,7 @@ cdef inline int expect(str name, cnp.ndarray a, int kind, Py_ssize_t size) excep
 
 
 cdef inline int need(str name, cnp.ndarray a, int kind, Py_ssize_t size) except -1:
-    """Contiguous memory for `size` numbers of that type."""
+    """Check that `a` is contiguous memory of `size` numbers of the NumPy type number `kind`."""
     if a is None:
         raise TypeError(f"{name}: expected an array, got None")
     return expect(name, a, kind, size)
@@ -34,7 +34,7 @@ cdef inline bint is_bfloat(cnp.ndarray x) except -1:
 
 
 cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
-    """An array of `least` to `most` axes that the loops can read."""
+    """Check that x is an array of `least` to `most` axes that the loops can read."""
     cdef int kind
     if x is None:
         raise TypeError("x: expected an array, got None")
@@ -50,12 +50,12 @@ cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
 
 
 cdef inline int expect_like(str name, cnp.ndarray a, cnp.ndarray x) except -1:
-    """An array of the type and the size of x, such as its gradient."""
+    """Check that `a` has the type and the size of x, as the gradient of x has."""
     return need(name, a, cnp.PyArray_TYPE(x), cnp.PyArray_SIZE(x))
 
 
 cdef inline Py_ssize_t channels_of(str name, cnp.ndarray a, int rows) except -1:
-    """The number of channels of an array that has some rows of numbers for each of them."""
+    """Return the number of channels of an array of shape (rows, channels)."""
     if a is None or cnp.PyArray_NDIM(a) != 2:
         raise ValueError(f"{name}: expected {rows} rows of numbers, got {'None' if a is None else (<object>a).shape}")
     expect(name, a, cnp.NPY_DOUBLE, rows * cnp.PyArray_DIM(a, 1))

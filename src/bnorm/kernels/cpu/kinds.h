@@ -1,4 +1,4 @@
-/* The types of arrays, as loops know them that take more than those of narrow.h. */
+/* The types of arrays, for loops that take more types than those of narrow.h. */
 #ifndef BNORM_KINDS_H
 #define BNORM_KINDS_H
 

@@ -1,4 +1,4 @@
-"""The types of arrays, by the names that loops have for them."""
+"""The numbers of the types of arrays, from kinds.h."""
 
 cdef extern from "kinds.h" nogil:
     enum:

@@ -1,6 +1,6 @@
-"""What a call on a device does around its launches, on arrays that have an address there and on kernels to be called.
+"""The work that a call on a device does on the host around its launches: it finds addresses and calls kernels.
 
-CuPy's arrays are seen as any objects: nothing of CuPy or CUDA is needed to build or to import this.
+CuPy's arrays and kernels are plain Python objects here: this module is built and imported without CuPy or CUDA.
 """
 
 cimport numpy as cnp
@@ -14,7 +14,7 @@ cdef extern from "numpy/arrayobject.h":
 
 
 def places(index, *arrays):
-    """The addresses of arrays on the device of this number; 0 where there is none."""
+    """Return the addresses of arrays on the device number `index`; the address of None is 0."""
     cdef list found = []
     for array in arrays:
         if array is None:
@@ -31,10 +31,10 @@ def places(index, *arrays):
 
 
 cdef job_of(bytes call, bytes geometry, cnp.dtype dtype):
-    """A job: an array of one element, which CuPy passes by value."""
+    """Return a job: an array of one element of `dtype`, which CuPy passes to a kernel by value."""
     cdef cnp.npy_intp one = 1
     cdef Py_ssize_t size = len(call), more = len(geometry)
-    Py_INCREF(dtype)                    # which PyArray_Empty takes
+    Py_INCREF(dtype)                    # PyArray_Empty steals a reference
     cdef cnp.ndarray job = PyArray_Empty(1, &one, dtype, False)
     if cnp.PyArray_NBYTES(job) != size + more:
         raise ValueError(f"job: expected {cnp.PyArray_NBYTES(job)} bytes, got {size + more}")
@@ -45,8 +45,8 @@ cdef job_of(bytes call, bytes geometry, cnp.dtype dtype):
 
 
 cpdef launch(list prepared, holder=None):
-    """Launch what plans have prepared, one after the other. Then `holder`, a layer or what holds one forward of it, has
-    no forward any more. Nothing of Python's own runs meanwhile, so no signal does."""
+    """Launch what plans have prepared, one after the other. Then `holder`, a layer or an object that holds one of its
+    forwards, drops its saved forward. No Python bytecode runs meanwhile, so no signal handler does."""
     cdef list launches
     cdef bytes call
     for launches, call in prepared:
@@ -56,7 +56,8 @@ cpdef launch(list prepared, holder=None):
 
 
 cdef launch_all(list launches, bytes call):
-    """refused: None, or what says, after a launch that failed and changed nothing, what is launched in its place."""
+    """Launch kernels with the job `call`. refused: None, or a function that is called when a launch has failed and has
+    changed nothing; it returns the launches that replace it."""
     for kernel, grid, block, shared, geometry, dtype, refused in launches:
         try:
             kernel(grid, block, (job_of(call, geometry, dtype),), shared)
@@ -67,7 +68,7 @@ cdef launch_all(list launches, bytes call):
 
 
 cdef bint away(size_t begin, size_t end, kind, other) except -1:
-    """Whether these bytes certainly do not belong to an array of this type; False means unknown."""
+    """Whether these bytes certainly do not belong to `other`; False means unknown, as for any type but `kind`."""
     cdef size_t at, size
     if other is None:
         return True
@@ -78,8 +79,8 @@ cdef bint away(size_t begin, size_t end, kind, other) except -1:
 
 
 def ready(out, x, layout, tuple given not None):
-    """As that of the entries: `out`, if a kernel may write to it as it is, or None. Kernels on a device see an address:
-    the shape stays that of the layout."""
+    """Return `out` if a kernel may write to it directly, or None if that is unknown, as `ready` of the entries does.
+    Kernels on a device get only an address, so `out` keeps the shape of the layout."""
     kind = type(x)
     if type(out) is not kind or layout.order is not None or out.shape != layout.shape:
         return None
@@ -97,7 +98,8 @@ def ready(out, x, layout, tuple given not None):
 
 
 def separate(tuple totals not None, size, dtype, tuple others not None):
-    """Whether arrays on a device have this size and dtype, in one piece, and certainly share no memory with others."""
+    """Whether all totals that are not None are contiguous, of this size and dtype, and certainly share no memory with
+    the others."""
     cdef size_t begin, end, bytes_of
     for total in totals:
         if total is None:
@@ -116,7 +118,7 @@ cdef dict NAMES = {}
 
 
 cpdef dtype_name(dtype):
-    """Its name, which NumPy makes up anew each time."""
+    """Return the name of a dtype. NumPy builds the string anew each time, so it is kept."""
     name = NAMES.get(dtype)
     if name is None:
         name = NAMES[dtype] = dtype.name
@@ -124,7 +126,7 @@ cpdef dtype_name(dtype):
 
 
 cdef class Call:
-    """The arrays of one call on a launching.Device: x, what is made of it, and dy beside it; and their addresses."""
+    """The arrays of one call on a launching.Device, x, dy and the result, and their addresses."""
 
     cdef readonly object device, stream, dtype, result
     cdef readonly Py_ssize_t outer, channels, inner
@@ -150,18 +152,18 @@ cdef class Call:
 
     @property
     def size(self):
-        """What plans are made of. Without channels nothing is launched, whatever the plan."""
+        """The arguments of a plan. Without channels nothing is launched, so any plan will do."""
         return self.outer, self.channels or 1, self.inner, self.dtype, self.vectors
 
     @property
     def count(self):
-        """Values of a channel, as kernels take it."""
+        """The number of values of a channel, as the float that kernels take."""
         return <double>(self.outer * self.inner)
 
     def workspace(self, plan, Py_ssize_t more=0):
-        """The addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
+        """Return the addresses of a plan's partial sums, which `more` numbers of the caller follow, and of its tickets.
 
-        They are there for the next `run`, and no longer. 0 where there are none.
+        They are valid until the end of the next `run`. Both are 0 if the plan needs no memory.
         """
         cdef Py_ssize_t numbers = plan.partial
         numbers += more
@@ -171,11 +173,11 @@ cdef class Call:
         return self.space.addresses
 
     def run(self, plan, bytes job, holder=None):
-        """Launch a plan. holder: as that of `launch`."""
+        """Launch a plan with this job. holder: see `launch`."""
         self.launch_prepared([self.prepared(plan, job)], holder)
 
     cdef prepared(self, plan, bytes job):
-        """What `launch` takes; a device keeps it with the plan."""
+        """Return what `launch` takes for a plan, which the device keeps with the plan, and the job."""
         cdef list launches
         cdef dict ready
         if not self.channels:
@@ -189,22 +191,26 @@ cdef class Call:
         self.launch_prepared([self.prepared(plan, job) for plan, job in plans], holder)
 
     def later(self, plan, bytes job):
-        """As `run`, as something to be called later: nothing of Python's own runs then, so no signal does."""
+        """Return a function, its arguments and its keywords; to call it later does what `run` does.
+
+        No Python bytecode runs in that call, so no signal handler does.
+        """
         return self.launch_prepared, ([self.prepared(plan, job)],), {}
 
     cpdef launch_prepared(self, list prepared, holder=None):
-        """Launch what plans have prepared, and let the next call have the workspace."""
+        """Launch what plans have prepared, and release the workspace for the next call."""
         if self.channels:
             launch(prepared, holder)
-        if self.space is not None:      # all that comes into the stream from now on runs later
+        if self.space is not None:      # whatever uses it next is in the same stream, so it runs later
             if not self.captured:
                 self.device.workspaces.free[self.stream] = self.space
             self.space = None
 
 
 cdef class Part:
-    """Numbers of an array of float64 that only kernels read, such as statistics between a forward and its backward. An
-    array of their own would take CuPy as long as the whole. It is its own `data`: an address that keeps the memory."""
+    """Part of a float64 array that only kernels read, such as statistics between a forward and its backward. As a CuPy
+    array, each part would take as long to make as the full one. A Part is its own `data`: an address that keeps the
+    memory."""
 
     cdef readonly object whole, device_id
     cdef readonly size_t ptr
@@ -216,8 +222,8 @@ cdef class Part:
 
 
 def small(device, Py_ssize_t many, gamma, beta, dtype):
-    """Room for mean and rstd of so many rows, and copies of gamma and beta where there are these, in one array of
-    float64, which is `dtype`."""
+    """Return memory for mean and rstd of `many` rows, and for copies of gamma and beta or None where they are None, as
+    parts of one array. dtype: float64, as an object."""
     cdef Py_ssize_t of_gamma = 0 if gamma is None else gamma.size, of_beta = 0 if beta is None else beta.size
     whole = device.empty((2 * many + of_gamma + of_beta,), dtype)
     memory = whole.data

@@ -1,4 +1,4 @@
-/* What a Cython loop cannot say: bits of numbers, flags between threads, functions apart, what a processor can do. */
+/* What Cython has no words for: bits of numbers, flags between threads, functions not inlined, processor features. */
 #ifndef BNORM_MEMORY_H
 #define BNORM_MEMORY_H
 
@@ -13,7 +13,8 @@
 #include <cpuid.h>
 #endif
 
-/* A function of its own: inlined, the compiler forgets that its arrays do not overlap, and does not vectorize it. */
+/* A function that is not inlined: if it were, the compiler would forget that its arrays do not overlap, and would not
+ * vectorize it. */
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_APART static __attribute__((noinline, unused))
 #elif defined(_MSC_VER)
@@ -22,7 +23,7 @@
 #define BN_APART static
 #endif
 
-/* Whether x is an infinity, and no NaN; int, as wide as float, for loops that vectorize. */
+/* Whether x is an infinity (NaN is not). The result is as wide as x, so that loops vectorize. */
 static inline int32_t bn_infinite_float(float x)
 {
     uint32_t bits;
@@ -47,7 +48,8 @@ static inline void bn_set(int *flag)
 #endif
 }
 
-/* Whether the processor reads one array from memory fastest by itself, while another is sent: AMD's do, by half. */
+/* Whether the processor reads one array from memory fastest without software prefetches, while another is stored past
+ * the caches: AMD's do, by half. */
 static inline int bn_foresees(void)
 {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
@@ -58,8 +60,8 @@ static inline int bn_foresees(void)
 #endif
 }
 
-/* Whether it is one of AMD's from Zen 5 on, their family 26. These read memory as fast between stores past the caches as
- * between the loads of sums, and vectors that are whole lines faster than others. */
+/* Whether the processor is AMD's Zen 5 (family 26) or later. These read memory as fast between stores past the caches
+ * as between the loads of sums, and they read vectors that are full cache lines faster than other vectors. */
 static inline int bn_is_zen_5(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
@@ -70,8 +72,8 @@ static inline int bn_is_zen_5(void)
 #endif
 }
 
-/* Whether the third-level cache is hardly faster than memory: that of Intel's servers is, since they have AVX-512, as
- * it is spread over all their cores. */
+/* Whether the third-level cache is hardly faster than memory. That holds for Intel's servers with AVX-512, whose
+ * third-level cache is spread over all cores. */
 static inline int bn_far_third_level(void)
 {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
@@ -82,8 +84,8 @@ static inline int bn_far_third_level(void)
 #endif
 }
 
-/* 0 baseline, 1 AVX2 with FMA, 2 AVX-512, both with F16C: the widest build of the kernels that this processor and its
- * system can run. */
+/* The widest build of the kernels that this processor and its operating system can run: 0 baseline, 1 AVX2 with FMA,
+ * 2 AVX-512; levels 1 and 2 need F16C. */
 static inline int bn_processor_level(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))

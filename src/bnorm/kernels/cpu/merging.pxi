@@ -1,13 +1,13 @@
-# Merging of sets of values, which are given by their parts.
+# Merging of sets of values, each given by its parts.
 #
 # Uses data, scratch (arrays), channels_of, need (guards).
 # Gives entries only.
 
 def merge(list sets not None):
-    """The parts (4, C) of several sets of values, merged, read-only. The mean of a channel without values is NaN.
+    """Return the merged parts (4, C) of several sets of values, read-only. The mean of a channel without values is NaN.
 
-    Neighbours are merged in pairs, then pairs of pairs, so the rounding error grows only with the logarithm of their
-    number.
+    Neighboring sets are merged in pairs, then pairs of pairs, so the rounding error grows only with the logarithm of
+    their number.
     """
     cdef Py_ssize_t items = len(sets), depth = 0, i, c, bits
     if items == 0:
@@ -23,7 +23,7 @@ def merge(list sets not None):
     merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
     memory = <double*>scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
     try:
-        for i in range(items):      # a counter in binary: where a bit is carried, two sets of equal age are merged
+        for i in range(items):      # like counting in binary: each carry merges two results of as many sets
             b = memory + depth * size
             memcpy(b, data(sets[i]), size * sizeof(double))
             depth += 1
@@ -56,6 +56,7 @@ cdef Py_ssize_t bit_length(Py_ssize_t n) noexcept nogil:
 
 
 cdef void merge_two(double* a, const double* b, Py_ssize_t n) noexcept nogil:
+    """Merge the parts b of n channels into a."""
     cdef Py_ssize_t c
     cdef double count, mean, m2, low
     for c in range(n):

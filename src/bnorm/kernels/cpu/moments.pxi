@@ -1,11 +1,11 @@
-# Moments: of the channels of an array, or of vectors, with their extremes too.
+# Moments: of the channels of an array, or of separate vectors, optionally with their extremes.
 #
 # Uses data, expect_weights, matrix, partial_size, scratch, seen_as, view, weigh (arrays), expect_block (guards), run,
 # share_weights, sizes (plan).
 # Gives entries only.
 
 cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna) except -1:
-    """Let a job, which sees x, be to find its moments."""
+    """Prepare a job whose view of x is set for `find_moments`."""
     expect_weights(weight, job.outer * job.inner)
     weigh(job, weight)
     if weight is not None:
@@ -17,7 +17,7 @@ cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna)
 
 
 cdef void find_moments(Job* job, void* memory, double* n, Py_ssize_t step) noexcept nogil:
-    """Those of channel c go to n[c], n[step + c] and so on. memory: partial_size."""
+    """Write the moments of channel c to n[c], n[step + c], and so on. memory: of partial_size bytes."""
     cdef Py_ssize_t C = job.channels, c
     cdef double* mean = n + step
     cdef double* m2 = mean + step
@@ -37,10 +37,10 @@ cdef void find_moments(Job* job, void* memory, double* n, Py_ssize_t step) noexc
 
 
 def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
+    """Return parts, (4, C): count, mean, m2 = sum w (x - mean)^2, and low, the rounding error of the float64 mean.
 
-    All sums are in float64, even those of float32, which `forward` sums faster and less exactly. Where a weight is
-    negative or not finite, or their sum is not, every count is infinite.
+    All sums are in float64, even those of float32 values, which `forward` sums faster and less exactly. If any weight
+    is negative or not finite, or the sum of the weights is not finite, every count is infinite.
     """
     cdef Job job
     view(&job, x)
@@ -60,10 +60,10 @@ cdef struct Column:
 
 
 def column_moments(list columns not None, cnp.ndarray weight=None, bint minmax=False):
-    """parts, (4, C), of vectors of one length, weighted alike, and with minmax their extremes, (2, C), else None.
+    """Return parts, (4, C), of vectors of one length, and with minmax their extremes, (2, C), or else None.
 
-    NaN does not count. Of each vector it is, to the bit, what `moments` and `extremes` find. Here the GIL is given away
-    once, so no other thread is waited for between two vectors, and each is in the cache when it is read again.
+    NaN does not count. weight: of each row, for all vectors. The results have the bits of `moments` and `extremes`. The
+    GIL is released once for all vectors, so no vector waits for other threads, and each is in the cache for both.
     """
     cdef tuple kept = tuple(columns)    # another thread may change the list meanwhile
     cdef Py_ssize_t C = len(kept), rows = 0, c

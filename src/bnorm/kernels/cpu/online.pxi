@@ -1,4 +1,4 @@
-# Running statistics that a batch updates and that then normalize it, in one call.
+# Running statistics: a batch updates them and is then normalized by them, in one call.
 #
 # Uses MOST_AXES, data, folded, partial_size, read_activation, result, scratch, seen_as, target, vector_size, weigh
 # (arrays), expect, expect_block, need (guards), run, run_map (plan), Target, counted, move_channel, put, refuse,
@@ -15,11 +15,11 @@ cdef enum:
 
 def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, double eps, double clip=INFINITY,
            bint update=True, bint maps=True, cnp.ndarray weight=None, bint whole=False):
-    """z = (x - mean) / std by running statistics, which x updates first. Returns None without `maps`.
+    """Return z = (x - mean) / std by running statistics, which x updates first; None without `maps`.
 
-    x: rows of all channels, in any shape. skipped: int64 (C,), to which the numbers of values that are left out, as
-    they are not finite, are added. weight: of each row, if they fade one by one. whole: they fade as one row.
-    FloatingPointError if a value would be left out, and the rule has "raise"; nothing has changed then.
+    x: rows of all channels, in any shape. skipped: int64 (C,); the number of values of each channel that are left out,
+    as they are not finite, is added to it. weight: of each row, if rows fade one by one. whole: all rows fade as one.
+    FloatingPointError if a value would be left out and the rule says "raise"; nothing has changed then.
     """
     cdef Job job
     cdef Target to
@@ -84,7 +84,7 @@ def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, 
 
 
 cdef bint sum_rows(Job* job) noexcept nogil:
-    """The moments of all rows. Returns whether they are finite."""
+    """Compute the moments of all rows. Return whether they are finite."""
     cdef Py_ssize_t C = job.channels, c
     cdef bint finite = True
     run(loops.reduce, job, False)
@@ -95,7 +95,7 @@ cdef bint sum_rows(Job* job) noexcept nogil:
 
 
 cdef cnp.ndarray only_finite(cnp.ndarray x, Py_ssize_t C, cnp.int64_t* missing):
-    """A copy of x with NaN for what is not finite, which is counted in `missing`."""
+    """Return a copy of x with NaN for each value that is not finite; `missing` counts these values per channel."""
     cdef cnp.ndarray copy = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
     if cnp.PyArray_TYPE(x) == cnp.NPY_DOUBLE:
         copy_finite[double](<const double*>data(x), <double*>data(copy), cnp.PyArray_SIZE(x), C, missing)
@@ -117,6 +117,7 @@ cdef void copy_finite(
 
 
 cdef Py_ssize_t with_any(const cnp.int64_t* missing, Py_ssize_t C) noexcept nogil:
+    """Return the number of channels that have missing values."""
     cdef Py_ssize_t c, n = 0
     for c in range(C):
         n += missing[c] > 0
@@ -126,7 +127,10 @@ cdef Py_ssize_t with_any(const cnp.int64_t* missing, Py_ssize_t C) noexcept nogi
 cdef Py_ssize_t follow(
     Target* to, const Job* job, cnp.int64_t* missing, Py_ssize_t rows, bint whole, bint test
 ) noexcept nogil:
-    """Update all channels, unless it is a test. Returns how many cannot be: sums beyond float64 are left out too."""
+    """Update all channels, or with `test` only try. Return the number of channels that cannot be updated.
+
+    If the sums of a channel overflow float64, all its values are counted as missing.
+    """
     cdef Py_ssize_t C = job.channels, c, bad = 0
     cdef const double* p = job.partial
     cdef bint pooled = to.rule.mode == BN_POOL and not to.propagates
@@ -153,7 +157,7 @@ cdef Py_ssize_t follow(
 
 
 cdef inline bint pool_channel(const Target* to, Py_ssize_t c, bn_batch b) noexcept nogil:
-    """`move_channel` where values are pooled: the usual case, which is faster where the compiler knows it."""
+    """`move_channel` for pooled values: the usual case, faster because the compiler knows the mode."""
     cdef bn_statistics s = statistics_of(to, c)
     s = bn_pool(s, b, to.rule)
     s.seen = s.seen + b.seen
@@ -164,8 +168,8 @@ cdef inline bint pool_channel(const Target* to, Py_ssize_t c, bn_batch b) noexce
 
 
 cdef void stats_online(const Target* to, double* stats, Py_ssize_t C, double eps) noexcept nogil:
-    """mean, var, 1 / std, scale and shift of the present statistics. What has no spread, as it has no values, one or a
-    constant, has scale 1, whatever eps is: the rule of `kernels.rule.spread`.
+    """Write mean, var, 1 / std, scale and shift of the current statistics to `stats`. A channel without spread (no
+    values, one value or equal values) has scale 1, whatever eps is: the rule of `kernels.rule.spread`.
     """
     cdef Py_ssize_t c
     cdef bn_statistics s
@@ -179,7 +183,7 @@ cdef void stats_online(const Target* to, double* stats, Py_ssize_t C, double eps
 
 
 cdef void clip_all(single_or_double* y, Py_ssize_t size, single_or_double most) noexcept nogil:
-    """Bring what is below -most or above most to these; NaN stays."""
+    """Clip all values to the range from -most to most. NaN stays."""
     cdef Py_ssize_t tasks = (size + CLIPPED - 1) // CLIPPED, t
     cdef int threads = threads_for(size, tasks)
     if threads == 1:

@@ -1,53 +1,53 @@
-# Divides a shape into tasks, and runs the tasks on threads. What is summed in one task and merged with others, a piece
-# of rows, does not depend on the number of threads, so neither do the bits of a result. Which columns share a task may
-# depend on it, as none of them knows of the others.
+# Divides a shape into tasks, and runs the tasks on threads. The pieces of rows, which are summed separately and then
+# merged, do not depend on the number of threads, so neither do the bits of a result. Which columns share a task may
+# depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
 # Gives FUSE, ROW, bypasses, fits, is_brief, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered,
 # share_weights, sizes, unaided.
 
 cdef enum:
-    TASK = 16384            # values that make a task worth its bookkeeping: they take a few microseconds
+    TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
     MAX_TASKS = 128         # enough to keep many threads evenly busy
-    WORTH = 4               # from more tasks than this two threads are faster than one, though their sums are merged
-    BRIEF = 1 << 13         # values that take less time than others could use who were let run meanwhile
-    FEW_SUMS = 4            # so many pieces of rows may be of one stripe, though their sums cost as much as two rows
-    MIN_ROWS = 512          # rows in a piece of columns, if it is not one of two: starting and merging it takes time
+    WORTH = 4               # with more tasks, two threads are faster than one although their sums must be merged
+    BRIEF = 1 << 13         # a job on fewer values keeps the GIL: other threads could do little in its time
+    FEW_SUMS = 4            # this many pieces may be of one stripe, although their sums cost as much as two rows
+    MIN_ROWS = 512          # least rows in a piece of columns, unless there are two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
-    SHARERS = 4             # tasks of a thread whose channels share weights
-    LEFT = 8                # rows that widening leaves: so many are summed side by side
-    FULL = 64               # columns of a row from which what does not fill a vector costs little
-    MANY_TILES = 8          # so many keep the threads busy without being cut into pieces
-    SLICE = 128             # columns that one thread sums while another sums those beside them
-    FUSE = 1 << 20          # bytes of channels that the second-level cache keeps from one pass over them to the next
-    SUMMED = 1 << 17        # bytes of a row of sums that stay in the second-level cache until it is normalized
+    SHARERS = 4             # tasks of a thread when the channels of a task share weights
+    LEFT = 8                # widening leaves at least this many rows: as many are summed side by side
+    FULL = 64               # in a row of this many columns, the rest that does not fill a vector costs little
+    MANY_TILES = 8          # this many tiles keep the threads busy without being cut into pieces
+    SLICE = 128             # least columns of a thread, if threads sum different columns of the same rows
+    FUSE = 1 << 20          # bytes of channels that stay in the second-level cache from one pass over them to the next
+    SUMMED = 1 << 17        # bytes of a row of sums that stays in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
-    SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which what some channels need is fetched ahead
-    UNAIDED = 1 << 25       # from so many bytes on an input is in none of the caches, but in memory: see NOTES.md too
+    SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
+    UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
 
-# Arrays of how many bytes are large: benchmarks/NOTES.md has the measurements.
+# From how many bytes an array is large, for each purpose. benchmarks/NOTES.md has the measurements.
 ctypedef struct Sizes:
     Py_ssize_t stream      # an output that bypasses the caches
-    Py_ssize_t stream_one  # the same on one thread, or if x is read twice and may be in a cache meanwhile
-    Py_ssize_t stream_two  # if x and dy are read, and for rows
+    Py_ssize_t stream_one  # stream, if there is one thread, or if x is read twice and may be in a cache in between
+    Py_ssize_t stream_two  # stream, if x and dy are read, and for rows
     Py_ssize_t far         # an input of channels that is assumed to be in memory, and is prefetched
-    Py_ssize_t far_maps    # the same of rows, and of maps of channels that the processor foresees
-    Py_ssize_t far_two     # the same where x and dy are read
-    Py_ssize_t far_alone   # and one thread does it all
-    Py_ssize_t far_rows    # for gradients of rows: x, dy and dx by turns, which no processor foresees
-    Py_ssize_t beside      # for those that are fetched as results are sent, too, and not only as sums are made
-    Py_ssize_t paired      # for those of float32 that are summed two rows at a time, by whole lines, with AVX-512
+    Py_ssize_t far_maps    # far, for rows, and for maps of channels that the processor prefetches by itself
+    Py_ssize_t far_two     # far, if x and dy are read
+    Py_ssize_t far_alone   # far, if x and dy are read by one thread
+    Py_ssize_t far_rows    # far, for gradients of rows: x, dy and dx in turn, which no processor prefetches by itself
+    Py_ssize_t beside      # gradients of rows that are also fetched while results are stored, not only while summing
+    Py_ssize_t paired      # gradients of float32 rows that are summed two rows at a time, by full cache lines (AVX-512)
 
 
 cdef bint foresees = bn_foresees()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
-# Where the third level is near: found on an AMD EPYC.
+# Where the third-level cache is much faster than memory: measured on an AMD EPYC.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20, beside=1 if bn_is_zen_5() else never,
                               paired=1 if bn_is_zen_5() else never)
-# Where it is far, twice the second level: what does not fit there might as well be in memory.
+# Where it is not: twice the size of the second-level cache, as what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
                              far_rows=4 << 20, beside=never, paired=never)
@@ -55,7 +55,7 @@ cdef Sizes sizes = far_level if bn_far_third_level() else near_level
 
 
 def use_sizes(**changed):
-    """Change some of the Sizes; returns the old ones. For tests: it changes no bit."""
+    """Change some of the Sizes, for tests and `bnorm tune`. Return the old ones. No bit of a result depends on them."""
     global sizes
     before = sizes
     sizes = {**before, **changed}
@@ -63,29 +63,29 @@ def use_sizes(**changed):
 
 
 cdef inline bint bypasses(Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
-    """Whether an output of n_bytes, `least` or more, bypasses the caches."""
+    """Whether an output of n_bytes bypasses the caches: if it has at least `least`, and the build has such stores."""
     return BN_STREAMS and n_bytes >= least
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
-    """Whether the processor reads an input of n_bytes faster if nothing is fetched ahead: a single one, from memory, of
-    which columns leave more in the caches.
+    """Whether the processor reads a single input of n_bytes from memory faster if nothing is fetched ahead. For columns
+    the input must be larger, as more of it stays in the caches.
     """
     return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far_maps)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
-    """How many parts cover the whole; at least one."""
+    """Return how many parts of the size `part` cover `whole`; at least one."""
     return max(<Py_ssize_t>1, (whole + part - 1) // part)
 
 
 cdef Py_ssize_t rounded_up(Py_ssize_t n, Py_ssize_t unit) noexcept nogil:
-    """n, or the next multiple of the unit."""
+    """Return n rounded up to a multiple of `unit`."""
     return (n + unit - 1) // unit * unit
 
 
 cdef Py_ssize_t evenly(Py_ssize_t values) noexcept nogil:
-    """How many tasks: a power of two, since of three tasks one of two threads would have two."""
+    """Return the number of tasks for this many values: a power of two, so that two threads get equal shares."""
     cdef Py_ssize_t tasks = 1
     while tasks < MAX_TASKS and tasks * TASK < values:
         tasks *= 2
@@ -93,7 +93,7 @@ cdef Py_ssize_t evenly(Py_ssize_t values) noexcept nogil:
 
 
 cdef Py_ssize_t power_of_two(Py_ssize_t most) noexcept nogil:
-    """The largest one that is not above most; at least 1."""
+    """Return the largest power of two that is not above `most`; at least 1."""
     cdef Py_ssize_t n = 1
     while 2 * n <= most:
         n *= 2
@@ -101,7 +101,7 @@ cdef Py_ssize_t power_of_two(Py_ssize_t most) noexcept nogil:
 
 
 cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
-    """How many outer positions make one row, so that a row fills whole vectors."""
+    """Return how many outer positions make one row, so that a row fills full vectors."""
     cdef Py_ssize_t widen = 1, width = columns
     while 0 < 2 * width <= TILE and outer // (2 * widen) >= LEFT and (width < FULL or width % VECTOR != 0):
         widen *= 2
@@ -110,12 +110,12 @@ cdef Py_ssize_t widening(Py_ssize_t outer, Py_ssize_t columns) noexcept nogil:
 
 
 cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
-    """Cut the view into pieces of rows and groups of channels; for a map alone, into contiguous memory."""
+    """Cut the view into pieces of rows and groups of channels; for a map alone, into pieces of contiguous memory."""
     cdef Py_ssize_t C = max(<Py_ssize_t>1, job.channels), inner = max(<Py_ssize_t>1, job.inner)
     cdef Py_ssize_t tasks = evenly(job.outer * C * inner)
     cdef Py_ssize_t units, pieces, groups, across
-    # If there are enough of them, positions are columns, and the rows of a block go down the outer axis; otherwise each
-    # run of a channel is processed separately.
+    # If there are enough outer positions for their number of columns, rows follow one another along the outer axis, and
+    # each inner position is a column. Otherwise each run of a channel is processed separately.
     job.runs = inner > WIDE or (inner > TILE and job.outer < FIRST)
     job.widen = 1 if job.runs else widening(job.outer, C * inner)
     job.rows = job.outer // job.widen
@@ -131,7 +131,8 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
         pieces = power_of_two(min(pieces, tasks))
         groups = min(units, tasks // pieces)
         across = min(parts(threads_for(job.outer * C, tasks), pieces), C // SLICE)
-        # Not if values are converted: how many rows at a time depends on their length, and the sums on that.
+        # Not if values are converted: the length of a row decides how many rows are converted at a time, and that
+        # decides how they are summed.
         if across > groups and job.widen == 1 and job.narrow == BN_REAL:
             job.across = True
             job.tile = rounded_up(parts(C, across), VECTOR)
@@ -139,7 +140,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     else:
         groups = min(units, tasks)
         pieces = max(<Py_ssize_t>1, tasks // groups)
-        # A tile of channels that fits in cache is not cut: both passes over it, then the next.
+        # A tile of channels that fits in the cache is not cut: both passes go over it before the next tile.
         if units >= MANY_TILES and job.outer * job.tile * inner * itemsize <= FUSE:
             pieces = 1
     job.segments = 1
@@ -157,7 +158,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
 
 
 cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
-    """Let several channels of planes be one task, `most` or fewer, so that they add up their weights once."""
+    """Put up to `most` channels into a task if inner > 1, so that the task sums their common weights only once."""
     cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
     cdef Py_ssize_t groups = parts(SHARERS * threads, job.pieces)
     most = min(most, parts(job.channels, groups)) // job.tile * job.tile
@@ -167,7 +168,7 @@ cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
 
 
 cdef inline bint is_brief(const Job* job) noexcept nogil:
-    """Whether it takes so little time that the GIL is better kept: to give it away and to get it back takes 60 ns."""
+    """Whether the job is so short that it should keep the GIL: to release it and to get it back takes 60 ns."""
     return job.outer * job.channels * job.inner < BRIEF
 
 
@@ -177,8 +178,8 @@ cdef bint fits(const Job* job, Py_ssize_t itemsize) noexcept nogil:
 
 
 cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
-    """Whether both passes over a group of channels find their arrays, of n_bytes in all, out of the second-level cache,
-    a piece here and a piece there, which no processor foresees.
+    """Whether both passes over a group of channels find their values outside the second-level cache, in pieces far
+    apart that no processor prefetches by itself. n_bytes: the size of all arrays.
     """
     cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
     return n_bytes >= <size_t>(threads * SCATTERED)
@@ -193,7 +194,7 @@ cdef struct Run:
 
 
 cdef void run_share(void* run, Py_ssize_t i) noexcept nogil:
-    """The tasks of the i-th thread."""
+    """Run the tasks of the i-th thread."""
     cdef Run* r = <Run*>run
     cdef Py_ssize_t begin = r.tasks * i // r.threads, end = r.tasks * (i + 1) // r.threads, t
     for t in range(begin, end):
@@ -201,7 +202,10 @@ cdef void run_share(void* run, Py_ssize_t i) noexcept nogil:
 
 
 cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
-    """Run all tasks of a job. A thread gets the same share in each pass, so its data may still be in its cache."""
+    """Run all tasks of a job. A thread gets the same share in each pass, as its values may still be in its cache.
+
+    backwards: each thread runs its tasks in reverse order, as the values of the last ones are in the cache.
+    """
     cdef Py_ssize_t n = job.pieces * job.groups
     cdef int threads = threads_for(job.outer * job.channels * job.inner, n)
     cdef Run r = Run(task, job, n, threads, backwards)
@@ -212,7 +216,7 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
 
 
 cdef void run_map(Job* job) noexcept nogil:
-    """Run the map that follows a reduction: of whole rows, where that had a group of columns for every thread."""
+    """Run the map that follows a reduction. If the reduction gave each thread some columns, the map gets full rows."""
     if job.across:
         job.groups = 1
         job.group = job.channels
@@ -222,20 +226,20 @@ cdef void run_map(Job* job) noexcept nogil:
 
 
 cdef void plan_rows(RowJob* job) noexcept nogil:
-    """Cut into pieces of outer positions, and also into groups if there are few positions."""
+    """Cut a job into pieces of outer positions, and if there are few of these, also into groups."""
     cdef Py_ssize_t size = max(<Py_ssize_t>1, job.channels * job.inner), groups = max(<Py_ssize_t>1, job.groups)
     cdef Py_ssize_t tasks = evenly(job.outer * groups * size)
     job.step = 1
     job.pieces = job.outer
     if job.params and job.inner == 1:
-        # A piece has its own parameter sums, which are as long as a row: few pieces, of whole stripes.
+        # A piece has its own sums for the parameters, which are as long as a row. So there are few, of full stripes.
         job.step = STRIPE
         job.pieces = max(job.outer // (2 * STRIPE), min(job.outer // STRIPE, <Py_ssize_t>FEW_SUMS))
     job.steps = parts(job.outer, job.step)
     job.pieces = max(<Py_ssize_t>1, min(job.pieces, tasks))
     job.group = parts(groups, min(groups, parts(tasks, job.pieces)))
     job.cuts = parts(groups, job.group)
-    # With parameter sums a chunk has whole stripes of narrow rows, if the second-level cache has room for one.
+    # With sums for the parameters, a chunk of narrow rows has full stripes, if one fits the second-level cache.
     cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2, itemsize = sizeof(float)
     job.chunk = max(<Py_ssize_t>1, CHUNK // itemsize // width)
     if job.params and job.chunk < STRIPE and STRIPE * width * 2 * itemsize <= FUSE:
@@ -251,7 +255,7 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
 
 
 cdef void plan_sums(RowJob* job) noexcept nogil:
-    """Room for the rows that are added up together, if h goes past the caches. Where a row is too long, h does not."""
+    """Plan memory for sums x + residual, which h takes past the caches. If a row is too long for that, h does not."""
     cdef Py_ssize_t row = job.channels * job.inner
     cdef size_t size = max(row, <Py_ssize_t>FORWARD) * (sizeof(double) if job.wide else sizeof(float))
     if job.narrow == BN_REAL and job.stream and size <= SUMMED:

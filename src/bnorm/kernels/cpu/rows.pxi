@@ -7,7 +7,7 @@
 
 
 cdef inline bint has_columns(const RowJob* job) noexcept nogil:
-    """Whether gamma and beta, or their gradients, change from value to value. Otherwise they need no memory."""
+    """Whether gamma and beta, or their gradients, differ from value to value. Otherwise they need no memory."""
     return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
 
 
@@ -15,6 +15,7 @@ cdef int row_view(
     RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params,
     act, bint weighted
 ) except -1:
+    """Check the arrays, and set the job's view of x, its arrays and its plan. weighted: positions have weights."""
     expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     memset(job, 0, sizeof(RowJob))
@@ -45,14 +46,14 @@ cdef int row_view(
 
 
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
-    """Bytes for gamma, for beta or for sums of columns, and for what is read behind them; whole cache lines."""
+    """Return the bytes of gamma, beta or sums of columns, and of what loops read behind them, in full cache lines."""
     cdef size_t itemsize = sizeof(double) if job.wide else sizeof(float)
     return rounded_up(job.groups * job.channels * itemsize + BN_BEYOND, BN_LINE) if has_columns(job) else 0
 
 
 cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memory) noexcept nogil:
-    """Tasks of one thread, which has its own gamma and beta, and room for converted rows: from a cache of another core
-    gamma and beta would come more slowly than they are made."""
+    """Run the tasks of one thread. It has memory for converted rows, and gamma and beta of its own, as it converts them
+    faster than it could read them from the cache of another core."""
     cdef Py_ssize_t t
     cdef size_t size = columns_size(job)
     cdef RowJob mine = job[0]
@@ -86,14 +87,14 @@ cdef struct RowRun:
 
 
 cdef void run_row_share(void* run, Py_ssize_t i) noexcept nogil:
-    """The tasks of the i-th thread, with memory of its own."""
+    """Run the tasks of the i-th thread, with memory of its own."""
     cdef RowRun* r = <RowRun*>run
     cdef Py_ssize_t n = r.job.pieces * r.job.cuts
     run_row_span(r.job, n * i // r.threads, n * (i + 1) // r.threads, r.memory + i * 2 * columns_size(r.job))
 
 
 cdef void run_rows(RowJob* job, int threads, char* memory) noexcept nogil:
-    """Run all tasks, with memory for twice the columns of each thread."""
+    """Run all tasks. memory: 2 * columns_size bytes for each thread."""
     cdef RowRun r = RowRun(job, memory, threads)
     if threads == 1:
         run_row_share(&r, 0)
@@ -109,11 +110,11 @@ cdef int check_room(const RowJob* job) except -1:
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
                  cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None, bint copies=False):
-    """Normalize every (n, g) of x[N, G, K, L] over its K * L values: y, and mean and rstd per row. copies: and gamma
-    and beta, as a backward will need them.
+    """Normalize every (n, g) of x[N, G, K, L] over its K * L values. Return y, and mean and rstd per row.
 
-    With a residual (y, h) instead of y: h = x + residual is made of some rows at a time, which are normalized then;
-    of all of them first where positions have weights, [N, L].
+    copies: return copies of gamma and beta too, as a backward will need them. residual: normalize h = x + residual, and
+    return (y, h) instead of y. The rows of h are computed a few at a time and then normalized; where positions have
+    weights, [N, L], all of h is computed first.
     """
     cdef RowJob job
     cdef cnp.ndarray y, mean_, rstd_, h = None
@@ -150,8 +151,8 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     found = (y if h is None else (y, h), mean_, rstd_)
     if not copies:
         return found
-    # Copied here and not before: cores that have read a copy would slow the next one down. Of beta only an activation
-    # lets anything come into a gradient.
+    # Copied here and not before: if other cores had read a copy, the next one would be slower to write. Without an
+    # activation no gradient depends on beta.
     return (*found, gamma if gamma is None else gamma.flatten(),
             beta if beta is None or job.act.kind == BN_IDENTITY else beta.flatten())
 
@@ -159,7 +160,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
                   cnp.ndarray beta, int rule=0, act=IDENTITY, bint params=True, cnp.ndarray out=None,
                   cnp.ndarray dh=None, cnp.ndarray weight=None):
-    """dx, dgamma, dbeta from the results of rows_forward; dx + dh where there is dh, which `out` must not be."""
+    """Return dx, dgamma, dbeta from the results of rows_forward. dh: is added to dx; it must not be `out`."""
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
@@ -185,7 +186,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         db = <double*>data(dbeta_)
     cdef int threads = row_threads(&job)
     cdef size_t columns = threads * 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
-    # Rows of several groups add the sums of their columns up in the type of x first.
+    # Rows of several groups first sum their columns in the type of x.
     cdef size_t parts = job.pieces * 2 * columns_size(&job) if params and job.group > 1 else 0
     cdef char* memory = <char*>scratch(columns + parts + sums)
     job.columns = line_of(memory) + columns

@@ -11,30 +11,30 @@ ctypedef fused running_t:   # the type of running statistics
     double
 
 ctypedef struct Target:
-    # The arrays and the rule of a `bnorm.running.Statistics`. The tuple that they came in keeps the arrays alive.
+    # The arrays and the rule of a `bnorm.running.Statistics`. The Rule, a tuple, keeps the arrays alive.
     void* mean
     void* var
-    double* low         # NULL: the rounding error of the mean is not kept
+    double* low         # NULL if the rounding error of the mean is not kept
     double* seen
-    double* weight      # NULL: the average is settled, or seen is the weight
+    double* weight      # NULL if the average is settled, or if `seen` is the weight
     double* pairs       # NULL unless values fade
     double* last
-    cnp.int64_t* counters   # batches, those in which a channel was left alone, rows, and batches that `seen` lacks
-    double uncounted        # values of those, in each channel
+    cnp.int64_t* counters   # batches, batches that some channel skipped, rows, and batches that `seen` lacks
+    double uncounted        # the values that `seen` lacks, in each channel
     bint single         # mean and var are float32
     bn_rule rule
     bint raises, propagates, replaces
 
 
 cdef inline tuple fields(given):
-    """The fields of a Rule: in C a named tuple is a tuple, though not to Cython's own check."""
+    """Return a Rule as a tuple. Cython's type check would refuse a named tuple, although it is a tuple in C."""
     if not isinstance(given, tuple):
         raise TypeError(f"rule: expected a Rule, got {type(given).__name__}")
     return <tuple>given
 
 
 cdef int take(Target* target, given, Py_ssize_t channels) except -1:
-    """Read a `kernels.rule.Rule` of statistics of so many channels."""
+    """Read a `kernels.rule.Rule` of the statistics of this many channels into `target`, with checks."""
     cdef tuple rule = fields(given)
     cdef str nonfinite = rule[13]
     cdef int i
@@ -70,24 +70,25 @@ cdef int take(Target* target, given, Py_ssize_t channels) except -1:
 
 
 cdef inline bint counts(const Target* target) noexcept nogil:
-    """Whether `seen` is used: the average of a layer does not need it."""
+    """Whether `seen` is used. The moving average of a layer does not need it."""
     return target.rule.mode != BN_AVERAGE or target.weight != NULL
 
 
 cdef inline void assume(Target* target, double count) noexcept nogil:
-    """If values are pooled after uncounted batches, assume that these were as large as this one."""
+    """If values are pooled after uncounted batches, assume that each of these had `count` values, as the new one."""
     if (target.rule.mode == BN_POOL or target.replaces) and target.counters[3] > 0 and count > 0.0:
         target.uncounted = target.counters[3] * count
 
 
 cdef inline void counted(Target* target, Py_ssize_t batches, Py_ssize_t rows, bint skipped) noexcept nogil:
+    """Add batches to the counters. skipped: some channel skipped one of them."""
     count_batch(target.counters, batches, rows, skipped, counts(target) or target.replaces)
 
 
 cdef inline void count_batch(
     cnp.int64_t* counters, Py_ssize_t batches, Py_ssize_t rows, bint skipped, bint values
 ) noexcept nogil:
-    """values: whether the values of the batches are counted too."""
+    """Add batches to `counters`. values: whether `seen` counts their values."""
     counters[0] += batches
     counters[1] += skipped
     counters[2] += rows
@@ -95,7 +96,7 @@ cdef inline void count_batch(
 
 
 cdef void* written(cnp.ndarray a) except? NULL:
-    """The memory of an array that will be written to, or NULL; an error unless it is writeable and contiguous."""
+    """Return the memory of an array that will be written to, NULL for None; an error unless it allows writing."""
     if a is None:
         return NULL
     if not cnp.PyArray_ISCARRAY(a):
@@ -133,9 +134,9 @@ cdef inline void put(const Target* target, Py_ssize_t c, const bn_statistics* s)
 
 
 cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test) noexcept nogil:
-    """Update channel c, unless it is a test or the result cannot be kept. Returns whether it can.
+    """Update channel c, unless `test` is set or the result cannot be kept. Return whether it can be kept.
 
-    What is not finite can be kept only to propagate it, and in a transformer only an infinite variance.
+    A result that is not finite is kept only if the rule propagates it; in a transformer only an infinite variance is.
     """
     cdef bn_statistics s = statistics_of(target, c)
     cdef bn_rule rule = target.rule
@@ -149,7 +150,7 @@ cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test
     s = bn_move(s, b, rule)
     if target.replaces and target.rule.mode == BN_AVERAGE:
         s.weight = INFINITY
-    if target.single:    # a number that overflows float32 is not finite there
+    if target.single:    # a number may be finite in float64 and overflow float32
         finite = bn_finite(<float>s.mean) and bn_finite(<float>s.var)
     else:
         finite = bn_finite(s.mean) and bn_finite(s.var)
@@ -164,13 +165,14 @@ cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test
 
 
 cdef inline void pass_by(const Target* target, Py_ssize_t c) noexcept nogil:
-    """A channel without values in a batch: the average it has weighs less from then on."""
+    """Update a channel that has no values in a batch: from now on its average weighs less."""
     target.seen[c] += target.uncounted
     if target.rule.mode == BN_AVERAGE and target.weight != NULL and not target.replaces:
         target.weight[c] = bn_weight_later(target.weight[c], target.rule)
 
 
 cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
+    """Raise FloatingPointError if any of n channels is bad."""
     if bad:
         raise FloatingPointError(f"the batch mean or variance of {bad} of {n} channels is not finite")
 
@@ -178,7 +180,7 @@ cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
 cdef inline bn_batch batch_of(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t c, Py_ssize_t n
 ) noexcept nogil:
-    """Channel c of a layer's batch. If values fade with age, its rows count as if they were in random order."""
+    """Return channel c of a layer's batch. If values fade with age, its rows count as if in random order."""
     cdef bn_batch b
     cdef double half = 0.6931471805599453 / target.rule.halflife, share, square
     b.count = b.seen = count
@@ -199,9 +201,10 @@ cdef Py_ssize_t average(
     const Target* target, running_t* mean, running_t* var, const double* stats, double count, Py_ssize_t rows,
     Py_ssize_t n
 ) noexcept nogil:
-    """`bn_move` for the moving average of a layer, in a loop that vectorizes: this is the usual case in training.
+    """Do `bn_move` for the moving average of a layer, in a loop that vectorizes: the usual case in training.
 
-    If a new mean or variance in a block is not finite, the channels of the block are moved one by one.
+    If a new mean or variance in a block is not finite, the channels of the block are moved one by one. Return the
+    number of channels that were skipped.
     """
     cdef running_t[AT_A_TIME] new_mean, new_var
     cdef Py_ssize_t begin = 0, c, size, odd, bad = 0
@@ -230,7 +233,7 @@ cdef Py_ssize_t average(
 cdef Py_ssize_t move_by_stats(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, bint test
 ) noexcept nogil:
-    """Update by the statistics of a batch, as forward returns them. Returns the number of skipped channels."""
+    """Update by the statistics of a batch, as `forward` returns them. Return the number of skipped channels."""
     cdef Py_ssize_t c, bad = 0
     if count > 0.0 and not test and not counts(target):
         if target.single:
@@ -244,10 +247,10 @@ cdef Py_ssize_t move_by_stats(
 
 
 def settle(rule not None, cnp.ndarray stats not None, double count, Py_ssize_t size, int left=0):
-    """Update statistics by the batch of a forward, and count it. No signal is handled between: it is all or nothing.
+    """Update statistics by the batch of a forward, and count the batch, or do neither: no signal is handled in between.
 
-    size: that of x. stats, count, left: results of `forward`. Returns the number of channels that were skipped because
-    they were not finite. A batch without values is not counted.
+    size: of x. stats, count, left: results of `forward`. Return the number of channels that were skipped because they
+    were not finite. A batch without values is not counted.
     """
     cdef Target target
     cdef Py_ssize_t bad, rows, n = channels_of("stats", stats, 5)
@@ -268,14 +271,14 @@ cdef cnp.int64_t* counters_of(given) except NULL:
 
 
 def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
-    """`settle` for another backend, whose forward has prepared in `left` what to call, whether values are counted, and
-    the result. Nothing of Python's own runs between the calls and the counters, so no signal does."""
+    """`settle` for another backend. Its forward has prepared `left`: what to call, whether values are counted, and the
+    result. No Python bytecode runs between the calls and the counters, so no signal handler does."""
     cdef cnp.int64_t* counters
     cdef bint values
     cdef Py_ssize_t channels = stats.shape[1]
     if isinstance(count, float) and count == 0.0:
         return 0
-    calls, values, result, _ = left     # and the arrays of the calls
+    calls, values, result, _ = left     # the last are the arrays of the calls
     counters = counters_of(rule)
     for call, arguments, options in <list?>calls:
         call(*arguments, **options)
@@ -284,7 +287,7 @@ def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
 
 
 def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssize_t rows, bint skipped, bint values):
-    """The same of `move`."""
+    """`move` for another backend: make these calls, then count. No signal handler runs in between."""
     cdef cnp.int64_t* counters = counters_of(rule)
     for call, arguments, options in calls:
         call(*arguments, **options)
@@ -294,11 +297,11 @@ def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssi
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
          cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
          bint replace=False):
-    """Update statistics by a batch, given by its parts, and count it. Returns the number of skipped channels.
+    """Update statistics by a batch, given by its parts, and count it. Return the number of skipped channels.
 
-    seen, pairs, last: of rows that fade, as in `bn_batch`; seen defaults to the count. typical: the number of values in
-    a batch, for batches that were never counted. skipped: the batch consists of some in which channels were skipped.
-    replace: replace the statistics instead of updating them.
+    seen, pairs, last: of rows that fade, as in `bn_batch`; seen defaults to the count. typical: the assumed number of
+    values in each batch that was never counted. skipped: channels were skipped in some of the batches that this batch
+    was pooled from. replace: replace the statistics instead of updating them.
     """
     cdef Target target
     cdef Py_ssize_t c, n = channels_of("parts", parts, 4), bad = 0, attempt
@@ -336,7 +339,7 @@ def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.n
 
 
 def assign(rule not None, source not None):
-    """Copy the arrays of a copy of the same statistics. No signal is handled in between, so it is all or nothing."""
+    """Copy the arrays of `source`, a copy of the same statistics, all or none: no signal is handled in between."""
     cdef tuple to = fields(rule), values = fields(source)
     cdef int i
     cdef cnp.ndarray a

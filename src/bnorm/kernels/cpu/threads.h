@@ -1,4 +1,4 @@
-/* OpenMP's names where there is OpenMP, their serial meaning where there is not. */
+/* How a call uses threads: OpenMP's functions (serial ones without OpenMP), and what to do when threads come late. */
 #ifndef BNORM_THREADS_H
 #define BNORM_THREADS_H
 #include <stddef.h>
@@ -20,30 +20,31 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_OF_THREAD __thread
 #endif
 
-/* On a busy machine the system gives a thread's core to others for milliseconds: the team waits for that thread, and
- * what spins meanwhile is in the way of it. If sharing took longer than the caller alone would have needed, by the
- * processor time of its own part, the caller works alone for a while: so many times as long as that took, longer each
- * time it happens again. Results do not depend on it. To read processor time takes most of a microsecond, so it is read
- * only after something took long; until then the time on the clock stands for it.
+/* On a busy machine the system gives a thread's core to other processes for milliseconds: the rest of the team waits
+ * for that thread, and while they spin they keep it from getting a core. If a call on all threads took longer than the
+ * caller alone would have needed, by the processor time of its own part, the caller then works alone for a while: for a
+ * multiple of the time that the call took, longer each time it happens again. Results do not depend on it. To read the
+ * processor time takes most of a microsecond, so it is read only after something took long; until then the wall clock
+ * replaces it.
  *
- * A team that has slept with its caller can be such a case on an idle machine too: some systems wake the others on the
- * core that the caller is on, and move them to another one only milliseconds later. Where that has happened, the caller
- * does what is not much by itself for these milliseconds, the next times that it has slept, more times each time it
- * happens again. If they are not apart by then, a call or two on all threads part them: the caller does not rest after
- * these. That it slept is seen by its processor time, at which it looks seldom. */
+ * A team can come late on an idle machine too, after it has slept together with its caller: some systems wake the other
+ * threads on the core of the caller, and move them to another core only milliseconds later. Where that has happened,
+ * the caller handles small calls alone for these milliseconds, the next times that it has slept; more times each time
+ * it happens again. If the threads still share a core after that, a call or two on all threads part them: the caller
+ * does not work alone after these. The caller sees that it slept by its processor time, which it reads seldom. */
 #define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
 #define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
 #define BN_WATCHED 16   /* how often processor time is read after something took long */
-#define BN_REST 16.0    /* a team that comes too late takes a sixteenth of the time, and one call in many */
-#define BN_LONGEST 2.0  /* seconds */
-#define BN_LOOK 5e-3    /* seconds between two looks: as long as the others spin before they sleep */
-#define BN_NAP 1e-2     /* seconds of sleep that move threads together */
-#define BN_AWAKE 8e-3   /* seconds until they are apart, or could be: two ticks of the system's clock */
-#define BN_APART 3.2e-2 /* and until they are at most: who is late then has another reason */
-#define BN_PUSHES 2     /* calls that come too late before they are apart */
-#define BN_NAPS 16      /* how many times, at first */
+#define BN_REST 16.0    /* the caller works alone 16 times as long as the late call took: late calls cost a sixteenth */
+#define BN_LONGEST 2.0  /* the longest time alone, in seconds */
+#define BN_LOOK 5e-3    /* seconds between two readings: as long as the other threads spin before they sleep */
+#define BN_NAP 1e-2     /* seconds of sleep after which the system may wake all threads on one core */
+#define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
+#define BN_APART 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
+#define BN_PUSHES 2     /* late calls after a sleep that part the threads, so that the caller goes on with the team */
+#define BN_NAPS 16      /* after how many sleeps it works alone; twice as many when that was too few, but at most: */
 #define BN_MOST_NAPS 256
-#define BN_MUCH 8388608 /* values that take the caller as long as it would wait */
+#define BN_MUCH 8388608 /* values that take the caller alone as long as it would wait: a small call has fewer */
 
 typedef void (*bn_part)(void *job, ptrdiff_t i);
 
@@ -63,7 +64,7 @@ static inline double bn_processor_time(void)
 #endif
 }
 
-/* Whether the caller has slept since it looked last. */
+/* Whether the caller has slept since it last read its processor time. */
 static inline int bn_slept(double now)
 {
     double used, slept;
@@ -76,7 +77,7 @@ static inline int bn_slept(double now)
     return slept >= BN_NAP;
 }
 
-/* Whether the caller is to work on so many values by itself. */
+/* Whether the caller should handle a call on this many values alone. */
 static inline int bn_alone(ptrdiff_t values)
 {
     const double now = omp_get_wtime();
@@ -91,6 +92,7 @@ static inline int bn_alone(ptrdiff_t values)
     return now < bn_alone_until;
 }
 
+/* Forget that threads ever came late. */
 static inline void bn_trust(void)
 {
     bn_alone_until = bn_looked_at = bn_woke_at = 0.0;
@@ -99,7 +101,7 @@ static inline void bn_trust(void)
     bn_naps_left = bn_pushes_left = 0;
 }
 
-/* part(job, i) for every i below threads, each on a thread of its own: the caller's is the first. */
+/* Run part(job, i) for every i below `threads`, each on its own thread; the caller runs part(job, 0). */
 static inline void bn_share(bn_part part, void *job, int threads)
 {
     const int watched = bn_watched;
@@ -136,10 +138,11 @@ static inline void bn_share(bn_part part, void *job, int threads)
     bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
 }
 
-/* How many of n threads a parallel region may have: all, or as many as this thread's last one had. OpenMP runtimes end
- * the process where the system refuses them a thread, so as many are started here first, all at once, and ended again:
- * with stacks of the size that the runtime will ask for, and some room for its own records. A runtime keeps its
- * workers, of each thread that calls it as many as the last region had; only more of them are tried. */
+/* bn_startable: how many of n threads a parallel region may have, either all or as many as this thread's last region
+ * had. OpenMP runtimes end the process if the system refuses them a thread. So the additional threads are started here
+ * first, all at once, with stacks of the size that the runtime will ask for and some memory for its own records, and
+ * ended again. For each calling thread a runtime keeps as many workers as its last region had, so only more than these
+ * are tried. */
 #if defined(_OPENMP) && (defined(__unix__) || defined(__APPLE__))
 #include <ctype.h>
 #include <errno.h>
@@ -151,7 +154,8 @@ static inline void bn_share(bn_part part, void *job, int threads)
 static BN_OF_THREAD int bn_team = 1;
 static pthread_attr_t bn_worker;    /* attributes of a worker thread */
 
-/* Read a stack size as GNU's runtime does: a number of KiB, or with a unit. Returns 0 if it is absent or wrong. */
+/* Read a stack size from the environment as GNU's runtime does: a number of KiB, or of a given unit. Return 0 if it is
+ * absent or wrong. */
 static inline int bn_stack_size(const char *name, size_t *size)
 {
     const char *text = getenv(name);
@@ -184,8 +188,8 @@ static inline int bn_stack_size(const char *name, size_t *size)
     return 1;
 }
 
-/* Once, when the module is imported: the runtime has read the environment before. A size that the system does not take
- * leaves its default, as it does there. */
+/* Called once, when the module is imported; the runtime has read the environment before that. If the system refuses a
+ * size, the default remains, as in the runtime. */
 static inline void bn_read_environment(void)
 {
     size_t size;
@@ -229,8 +233,8 @@ static inline int bn_startable(int n) { return n; }
 static inline void bn_forget_team(void) {}
 #endif
 
-/* Give the worker threads of this thread back before a fork. GNU's runtime hangs in a child that inherits the record of
- * workers it does not have. Returns 0 where the runtime cannot do it; the child then stays serial. */
+/* End the worker threads of this thread before a fork. GNU's runtime hangs in a child that inherits a record of workers
+ * but not the workers. Return 0 if the runtime cannot end them; the child then stays serial. */
 static inline int bn_release_workers(void)
 {
     bn_forget_team();

@@ -1,4 +1,4 @@
-"""The number of threads of a call, and forks."""
+"""The number of threads of a call, and what happens to threads in a fork."""
 
 import operator
 import os
@@ -15,19 +15,18 @@ cdef extern from "threads.h" nogil:
     void bn_share(part_t, void*, int)
 
 cdef enum:
-    # Below this many values a call stays on one thread: at 2 cores a second thread that is idle makes calls of 65,536
-    # float32 values (256 KiB) 1.15 to 1.6 times as fast, and those of half as many hardly. benchmarks/threshold.py
-    # measures it.
+    # A call on fewer values stays on one thread. On 2 cores, an idle second thread makes calls on 65,536 float32 values
+    # (256 KiB) 1.15 to 1.6 times as fast, and calls on half as many hardly faster. benchmarks/threshold.py measures it.
     SERIAL = 65536
 
 bn_read_environment()
 
-cdef int limit = 0          # the argument of set_num_threads; 0: not called
+cdef int limit = 0          # the argument of set_num_threads, or 0 before its first call
 cdef bint serial = False    # in a forked child whose runtime cannot start threads
 
 
 cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
-    """The number of threads for a call on that many values, in that many tasks."""
+    """Return the number of threads for a call on this many values, in this many tasks."""
     if values < SERIAL or tasks < 2 or bn_alone(values):
         return 1
     cdef int n = allowed()
@@ -37,7 +36,7 @@ cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
 
 
 cdef void share(part_t part, void* job, int threads) noexcept nogil:
-    """Run part(job, i) for every i below threads, each on a thread of its own."""
+    """Run part(job, i) for every i below `threads`, each on its own thread."""
     bn_share(part, job, threads)
 
 
@@ -73,7 +72,7 @@ def set_num_threads(n):
 
 
 def get_num_threads():
-    """The number of threads that a large call from this thread would use."""
+    """Return the number of threads that a large call from this thread would use."""
     return allowed()
 
 
@@ -83,18 +82,18 @@ def resting():
 
 
 def limit_caller(int n):
-    """Limit large calls from this thread, and only from this thread, to n threads. Returns the old limit."""
+    """Limit large calls from this thread, and only from this thread, to n threads. Return the old limit."""
     cdef int before = omp_get_max_threads()
     omp_set_num_threads(n)
     return before
 
 
 def openmp_version():
-    """The date of the OpenMP standard it was compiled with (201511 is 4.5); 0 without OpenMP."""
+    """Return the date of the OpenMP standard that bnorm was compiled with (201511 is 4.5), or 0 without OpenMP."""
     return BN_OPENMP
 
 
-cdef bint kept = False      # whether the last fork found workers that the runtime cannot let go
+cdef bint kept = False      # whether there were workers before the last fork that the runtime could not end
 
 
 def _before_fork():
@@ -103,7 +102,7 @@ def _before_fork():
 
 
 def _after_fork_in_child():
-    """Not in the parent: its other threads may be computing."""
+    """Let the child stay serial if it cannot start threads. In the parent nothing changes: threads may be computing."""
     global serial
     serial = serial or kept
 

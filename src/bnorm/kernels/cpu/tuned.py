@@ -1,6 +1,6 @@
 """Sizes that `bnorm tune` has found for this processor: a file in the user's cache folder, read when bnorm is imported.
 
-They say from how many bytes on arrays are fetched ahead and sent past the caches. No bit of a result depends on them.
+Arrays of at least these sizes are fetched ahead or stored past the caches. No bit of a result depends on them.
 """
 
 import os
@@ -18,12 +18,12 @@ _in_use: Path | None = None
 
 
 def in_use() -> Path | None:
-    """The file that the sizes in use are from, or None for those that bnorm was built with."""
+    """Return the file that the sizes in use come from, or None if they are those that bnorm was built with."""
     return _in_use
 
 
 def folder() -> Path | None:
-    """bnorm's folder in the user's cache, as the XDG Base Directory Specification places it, or None without a home."""
+    """Return bnorm's folder in the user's cache (XDG Base Directory Specification), or None without a home folder."""
     named = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "LOCALAPPDATA")]
     places = [Path(place) for place in named if place]
     with suppress(RuntimeError):
@@ -32,14 +32,14 @@ def folder() -> Path | None:
 
 
 def file_of(within: Path) -> Path:
-    """The file for this processor, on as many cores."""
+    """Return the path of the file for this processor and this number of cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     words = re.sub(r"\((R|TM)\)|[^A-Za-z0-9]+", " ", _processor()).lower().split()
     return within / ("-".join([*words, str(cores), "cores"]) + ".sizes")
 
 
 def named_in(cpuinfo: Iterable[str]) -> str | None:
-    """The first core's name and family: where a virtual machine hides the model, AMD EPYC is Zen 4 as well as Zen 5."""
+    """Return the first core's name and family. In a virtual machine that hides the model, Zen 4 and 5 have one name."""
     fields = (line.partition(":") for line in cpuinfo)
     first = {name.strip(): value.strip() for name, _, value in takewhile(lambda field: field[1], fields)}
     return f"{first['model name']} family {first.get('cpu family', '')}" if "model name" in first else None
@@ -59,7 +59,7 @@ def text_of(sizes: dict[str, int]) -> str:
 
 
 def sizes_in(text: str) -> dict[str, int]:
-    """What text_of has written. ValueError unless it is every size, once."""
+    """Return the sizes in a text from text_of. ValueError unless each size is there once."""
     lines = [line.split(" = ") for line in text.splitlines()]
     names = list(entries.use_sizes())
     if sorted(line[0] for line in lines) != sorted(names):
@@ -79,7 +79,7 @@ def load() -> None:
         return
     path = within
     try:
-        if not within.is_dir():  # most machines: no more than this look
+        if not within.is_dir():  # on most machines loading ends here, after one system call
             return
         path = file_of(within)
         sizes = sizes_in(path.read_text(encoding="ascii"))

@@ -1,23 +1,23 @@
-# What is asked of all weights at once: whether they can be used, and the size of the largest.
+# What is found of all weights at once: their sum, whether they can be used, and the size of the largest.
 #
 # Uses data, expect_weights, scratch (arrays), bypasses, parts, sizes (plan).
 # Gives unit_of.
 
 cdef enum:
-    PART = 2048     # weights that are copied from the first-level cache, where their sum has brought them
+    PART = 2048     # weights that are summed and then copied, while they are in the first-level cache
 
 
-cdef struct Keep:       # weights to be added up, if they are float64, and copied unless the copy is NULL
+cdef struct Keep:       # weights that are summed, if they are float64, and copied, unless `copy` is NULL
     const char* weight
     char* copy
-    double* sums        # of each part: NaN where a weight is negative
+    double* sums        # of each part: NaN if one of its weights is negative
     Py_ssize_t n, parts, size
     int threads
-    bint sent           # past the caches
+    bint sent           # the copy is stored past the caches
 
 
 cdef void keep_share(void* keep, Py_ssize_t i) noexcept nogil:
-    """The parts of the i-th thread."""
+    """Handle the parts of the i-th thread."""
     cdef Keep* k = <Keep*>keep
     cdef Py_ssize_t p, n, at
     cdef int negative
@@ -40,9 +40,9 @@ cdef void keep_share(void* keep, Py_ssize_t i) noexcept nogil:
 
 
 def keep_weights(cnp.ndarray weight not None, bint copy):
-    """Weights, or a copy of them; their sum, or of bytes 0; and how many are above 0, of which two stand for more.
+    """Return weights or a copy of them, their sum (0 for bytes), and how many are above 0 (2 stands for 2 or more).
 
-    The sum is NaN where one of them is negative.
+    The sum is NaN if a weight is negative.
     """
     cdef cnp.ndarray kept = weight
     cdef Py_ssize_t i = 0
@@ -75,7 +75,7 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
 
 
 cdef double unit_of(cnp.ndarray weight) except *:
-    """A power of two near the largest weight."""
+    """Return a power of two near the largest weight; 1 without weights."""
     cdef const double* w = <const double*>data(weight)
     cdef double[LANES] most
     cdef int exponent = 0
