@@ -1,12 +1,12 @@
 /* Sums by groups: each position of a table has a code, the number of its group, or -1 for none.
  *
- * Every group has sums about the first value that it meets, so that a constant group is exact. They are taken in the
- * order of the positions, and after every BN_FLUSH_ROWS rows they are added to longer ones. Where the first value turns
- * out to be far from the mean, so far that squares have lost digits, the group is summed once more, about its mean. How
- * positions are cut into blocks depends on shape alone, and no sum on which groups a task has: no bit depends on
- * threads.
+ * The sums of a group are taken about its first value, so that a constant group is exact. Rows are added in the order
+ * of the positions; after every BN_FLUSH_ROWS rows of a group its sums are added to longer sums. If the first value
+ * turns out to be so far from the mean that squares have lost digits, the group is summed once more, about its mean.
+ * How positions are cut into blocks depends on the shape alone, and the sums of a group do not depend on which other
+ * groups its task has. So no bit depends on threads.
  *
- * Codes are looked at a block at a time, before their rows: what memory a row needs is known then, and fetched. */
+ * The codes of a block are read before its rows, so that the sums which the rows need can be fetched ahead. */
 #ifndef BNORM_GROUPED_H
 #define BNORM_GROUPED_H
 
@@ -15,9 +15,9 @@
 
 enum {
     BN_LONG_RUN = 16,       /* values of a single channel that are summed side by side */
-    BN_FLUSH_ROWS = 256,    /* rows of a group whose sums are added to longer ones */
-    BN_FAR_SQUARES = 1024,  /* squares about the first value may be so many times those about the mean */
-    BN_GROUPS_OF_RANGE = 64,/* groups side by side that one task sums, so that no two write to one cache line */
+    BN_FLUSH_ROWS = 256,    /* rows of a group after which its sums are added to longer sums */
+    BN_FAR_SQUARES = 1024,  /* squares about the first value may be this many times the squares about the mean */
+    BN_GROUPS_OF_RANGE = 64,/* adjacent groups that one task sums, so that no two tasks write to one cache line */
     BN_ROWS_AHEAD = 8,      /* rows between the fetch of a group's sums and their use */
     BN_NEAR_BYTES = 1 << 18 /* sums that need no fetching, as they stay in a near cache */
 };
@@ -25,26 +25,26 @@ enum {
 enum { BN_HOLES = 1, BN_CENTERED = 2, BN_FLUSHED = 4, BN_AGAIN = 8 };   /* flags of a group */
 
 typedef struct {
-    double n;               /* the weight of its rows since they were flushed */
+    double n;               /* the weight of its rows since the last flush */
     uint32_t rows, flags;
 } bn_group;
 
-/* A table whose rows have `width` numbers, and what is known of the groups of a piece. */
+/* A table whose rows have `width` numbers, and the sums of the groups of a piece. */
 typedef struct {
     bn_positions x;
     const void *codes;
-    int wide;               /* codes are of 64 bits, else 32 */
+    int wide;               /* codes have 64 bits, else 32 */
     const double *weight;   /* of each position, or NULL */
-    ptrdiff_t width, least, groups;
+    ptrdiff_t width, least, groups;     /* least: the first group of the piece */
     int skipna;
-    int range, ranges;      /* this task's share of the groups, one of a power of two */
+    int range, ranges;      /* this task's share of the groups, and the number of shares, a power of two */
     bn_group *group;
-    double *sums;           /* of each group: center, sum (x - center), sum (x - center)^2, `width` numbers each */
-    double *rest;           /* of each group: weight, and as many numbers: weight of what is no NaN, and longer sums */
+    double *sums;           /* [groups][3][width]: center, sum (x - center), sum (x - center)^2 */
+    double *rest;           /* [groups][1 + 3 width]: weight; weight of values that are not NaN; both longer sums */
 } bn_grouped;
 
-/* The rows of n <= BN_CODES positions, from `begin` on, that this task sums, and their groups, counted from the least.
- * Returns their number. */
+/* Of the n <= BN_CODES positions from `begin` on, write those that this task sums to `row`, and their groups, counted
+ * from t->least, to `code`. Return their number. again: only groups that are summed once more. */
 BN_INLINE ptrdiff_t bn_select(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t n, int again, int32_t *row, int32_t *code)
 {
     ptrdiff_t m = 0;
@@ -76,7 +76,7 @@ BN_INLINE ptrdiff_t bn_select(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t n,
     return m;
 }
 
-/* After BN_FLUSH_ROWS rows. */
+/* Add the sums of a group to its longer sums, after BN_FLUSH_ROWS rows. */
 static void bn_flush_group(bn_group *group, double *sums, double *rest, ptrdiff_t width)
 {
     rest[0] += group->n;
@@ -95,7 +95,7 @@ BN_INLINE double bn_group_weight(const bn_group *group, const double *rest)
 
 typedef struct { double n, center, sum, square; } bn_group_sums;
 
-/* All sums of channel c of a group. */
+/* Return the total sums of channel c of a group. */
 BN_INLINE bn_group_sums bn_sums_of(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c)
 {
     const ptrdiff_t width = t->width;
@@ -116,8 +116,8 @@ BN_INLINE double bn_group_m2(bn_group_sums s)
     return m2 < 0.0 ? 0.0 : m2;
 }
 
-/* Give the groups of this task whose center is far from the mean a better one, and forget their sums. Returns whether
- * there are any: those of so few rows are none, however their values lie. */
+/* Give groups of this task whose center is far from the mean a better center, and reset their sums. Return whether
+ * there are any. A group of fewer than BN_FAR_SQUARES rows is not one, whatever its values are. */
 static int bn_recenter_groups(bn_grouped *t)
 {
     const ptrdiff_t width = t->width;
@@ -148,7 +148,8 @@ static int bn_recenter_groups(bn_grouped *t)
     return some;
 }
 
-/* The sums of channel c of a group, merged into those of the pieces before: four numbers, `apart` from each other. */
+/* Merge the sums of channel c of a group into those of earlier pieces: four numbers of `parts`, `apart` numbers apart.
+ * */
 static void bn_merge_group(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c, double *parts, ptrdiff_t apart)
 {
     const bn_group_sums s = bn_sums_of(t, g, c);
@@ -171,7 +172,7 @@ static void bn_merge_group(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c, double
     parts[3 * apart] = low;
 }
 
-/* A piece's groups from begin to end, of all `groups`. parts: those of the first of all. */
+/* Merge the groups from begin to end that a piece has into `parts`, [4][groups][width]. */
 static void bn_merge_piece(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, double *parts, ptrdiff_t groups)
 {
     const ptrdiff_t last = t->least + t->groups, width = t->width;
@@ -180,7 +181,8 @@ static void bn_merge_piece(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, 
             bn_merge_group(t, g - t->least, c, parts + g * width + c, groups * width);
 }
 
-/* `rows` rows of n channels, in registers. Returns 0, and changes nothing, if there is a NaN that is to be skipped. */
+/* Add `rows` rows of n channels to their sums, in registers. Return 0, with nothing changed, if there is a NaN to skip.
+ * */
 #define BN_SUM_ROWS(n)                                                                                                \
     BN_INLINE int bn_sum_rows_##n(const double *x, ptrdiff_t width, ptrdiff_t rows, const double *weight,             \
                                   double *sums, int skipna)                                                           \
@@ -219,7 +221,7 @@ BN_SUM_ROWS(4)
 BN_SUM_ROWS(2)
 BN_SUM_ROWS(1)
 
-/* The same of a single channel: n values one after the other, as eight partial sums. */
+/* Do the same for n adjacent values of a single channel, as eight partial sums. */
 BN_INLINE int bn_sum_run(const double *x, ptrdiff_t n, const double *weight, double *sums, int skipna)
 {
     const double middle = sums[0];
@@ -256,7 +258,7 @@ BN_INLINE int bn_sum_run(const double *x, ptrdiff_t n, const double *weight, dou
     return 1;
 }
 
-/* Rows with NaN, value by value; of each channel the weight of what is none is counted. */
+/* Add rows with NaN value by value. count: the weight of the values of each channel that are not NaN. */
 static void bn_sum_some(const double *x, ptrdiff_t width, ptrdiff_t rows, const double *weight, double *sums,
                         double *count, ptrdiff_t channels, int again)
 {
@@ -276,7 +278,7 @@ static void bn_sum_some(const double *x, ptrdiff_t width, ptrdiff_t rows, const 
     }
 }
 
-/* From the first NaN of a group on, its channels count by themselves. done: channels that have counted these rows. */
+/* At the first NaN of a group, give each channel a count of its own. done: channels that already have these rows. */
 static void bn_count_apart(bn_group *group, double before, ptrdiff_t rows, const double *weight, double *rest,
                            ptrdiff_t width, ptrdiff_t done)
 {
@@ -289,7 +291,7 @@ static void bn_count_apart(bn_group *group, double before, ptrdiff_t rows, const
     group->flags |= BN_HOLES;
 }
 
-/* Rows of one group, at most so many as are left before it is flushed. */
+/* Add rows of one group, at most as many as are left until its next flush. */
 BN_INLINE void bn_add_rows(const bn_grouped *t, const double *x, ptrdiff_t rows, const double *weight, bn_group *group,
                            double *sums, double *rest)
 {
@@ -328,8 +330,8 @@ BN_INLINE void bn_add_rows(const bn_grouped *t, const double *x, ptrdiff_t rows,
         bn_flush_group(group, sums, rest, width);
 }
 
-/* Add the positions from begin to end to the sums of this task's groups; with `again` only to those that have got a
- * better center. room: of BN_TILE doubles, or as many as BN_LEAST_ROWS rows have. */
+/* Add the positions from begin to end to the sums of this task's groups; with `again`, only to groups with a new
+ * center. room: memory for a block, max(BN_TILE, BN_LEAST_ROWS * width) doubles. */
 BN_CLONES static void bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, int again, double *room)
 {
     const ptrdiff_t width = t->width, most = 3 * width, block = bn_tile_rows(width);
@@ -342,7 +344,7 @@ BN_CLONES static void bn_sum_groups(const bn_grouped *t, ptrdiff_t begin, ptrdif
         if (m == 0)
             continue;
         const double *x = bn_take_tile(&t->x, begin, size, room);
-        code[m] = code[m - 1];      /* what is fetched for the last of them */
+        code[m] = code[m - 1];      /* a group to fetch after the last */
         for (ptrdiff_t k = 0; k < m;) {
             const ptrdiff_t g = code[k];
             bn_group *group = t->group + g;

@@ -1,10 +1,10 @@
-/* Codes of rows: what numbers become, which occur in a piece, and how old a row is among those of its group. */
+/* Codes of rows: codes for numbers, the range of codes in a piece, and how old each row is in its group. */
 #ifndef BNORM_GROUPED_CODES_H
 #define BNORM_GROUPED_CODES_H
 
 #include "grouped_tiles.h"
 
-/* How many rows of its group come after each row. later: of each group, zero. */
+/* Write to `age` how many rows of its group come after each row. later: memory for a number per group, zeros. */
 static int bn_rows_later(const void *codes, int wide, ptrdiff_t n, ptrdiff_t groups, int64_t *later, double *age)
 {
     for (ptrdiff_t i = n - 1; i >= 0; i--) {
@@ -19,7 +19,7 @@ static int bn_rows_later(const void *codes, int wide, ptrdiff_t n, ptrdiff_t gro
     return 0;
 }
 
-/* The least and the greatest of some numbers, and those that are given. */
+/* Lower *least and raise *most so that they include the values from begin to end. */
 BN_CLONES static void bn_find_ends(const int64_t *values, ptrdiff_t begin, ptrdiff_t end, int64_t *least, int64_t *most)
 {
     int64_t low = *least, high = *most;
@@ -31,9 +31,9 @@ BN_CLONES static void bn_find_ends(const int64_t *values, ptrdiff_t begin, ptrdi
     *most = high;
 }
 
-/* Numbers as codes in the order of their first appearance, by a table of 2^bits places that holds the place of each
- * number in `distinct`, or -1. Returns how many there are. `spread` says where they are looked for: by their distance
- * from `least`, where the table has a place for each, or by a hash. */
+/* Write the codes of numbers, in the order of their first appearance. Return how many different numbers there are.
+ * table: 2^bits entries, each -1 or the index of a number in `distinct`; they must be -1 at first. spread: the numbers
+ * are too spread out for one entry per possible number, value - least, so a hash finds their entries. */
 static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, int spread, int bits, int32_t *table,
                              int64_t *distinct, int32_t *codes)
 {
@@ -62,13 +62,13 @@ static ptrdiff_t bn_codes_of(const int64_t *values, ptrdiff_t n, int64_t least, 
     return found;
 }
 
-/* The groups that occur in a piece of the positions: so many from `least` on, of which some may be in between. They lie
- * after `at` others. */
+/* The range of the groups that occur in a piece of the positions; some in the range may not occur. Their sums come
+ * after those of the `at` groups of earlier pieces. */
 typedef struct {
     ptrdiff_t least, groups, at;
 } bn_piece;
 
-/* Codes as numbers without a sign, plus 1: that of no group is 0. */
+/* The range of codes as unsigned numbers. `most` is one more than the greatest, so that -1 (no group) gives 0. */
 #define BN_CODE_RANGE(type)                                     \
     {                                                           \
         type low = (type)-1, high = 0;                          \
@@ -81,7 +81,7 @@ typedef struct {
         most = high;                                            \
     }
 
-/* Which groups occur in a piece, and whether a code is that of no group. */
+/* Find which groups occur in a piece. Return BN_OUTSIDE if a code is neither a group's nor -1. */
 BN_CLONES static int bn_find_range(const void *codes, int wide, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t groups,
                                    bn_piece *piece)
 {
@@ -95,7 +95,7 @@ BN_CLONES static int bn_find_range(const void *codes, int wide, ptrdiff_t begin,
     return most > (uint64_t)groups ? BN_OUTSIDE : 0;
 }
 
-/* Let every two pieces be one. */
+/* Join every two pieces to one; `pieces` is their number afterwards. */
 BN_INLINE void bn_join_pieces(bn_piece *piece, ptrdiff_t pieces)
 {
     for (ptrdiff_t p = 0; p < pieces; p++) {

@@ -1,5 +1,5 @@
-/* The map by groups: y = (x - mean) scale + shift with the numbers of each position's group, in double precision; NaN
- * where there is no group. */
+/* The map by groups: y = (x - mean) scale + shift with the numbers of each position's group, in double precision. A
+ * position without a group gets NaN. */
 #ifndef BNORM_GROUPED_MAPS_H
 #define BNORM_GROUPED_MAPS_H
 
@@ -7,14 +7,14 @@
 
 typedef struct {
     bn_positions x, y;
-    int sent;               /* whether the result goes past the caches */
+    int sent;               /* whether the result is stored past the caches */
     const void *codes;
     int wide;
     ptrdiff_t groups;
-    const double *numbers;  /* of each group: mean, scale and shift, `channels` numbers each */
+    const double *numbers;  /* [groups][3][channels]: mean, scale and shift */
 } bn_group_map;
 
-/* The differences from themselves are added up: 0, or NaN where there was an infinity or a NaN. */
+/* odd_n sums v - v, which stays 0 unless a value is infinite or NaN. */
 #define BN_MAP_ROW(n)                                                                   \
     for (; c + (n) <= width; c += (n)) {                                                \
         bn_lanes_##n v, a, b;                                                           \
@@ -38,7 +38,7 @@ BN_INLINE int bn_nothing(const void *numbers, int n)
     return sum == 0;
 }
 
-/* Positions begin to end. room: of twice BN_TILE doubles, or twice as many as BN_LEAST_ROWS rows have. */
+/* Map the positions from begin to end. Return BN_OUTSIDE, BN_INFINITE or 0. room: memory for two blocks. */
 BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdiff_t end, double *room)
 {
     const ptrdiff_t width = m->x.channels, most = 3 * width, block = bn_tile_rows(width);
@@ -54,7 +54,7 @@ BN_CLONES static int bn_map_groups(const bn_group_map *m, ptrdiff_t begin, ptrdi
         memset(&odd_8, 0, sizeof odd_8);
         memset(&odd_4, 0, sizeof odd_4);
         memset(&odd_1, 0, sizeof odd_1);
-        int alone = 0;      /* rows without a group, which nobody looks at */
+        int alone = 0;      /* whether there are rows without a group, whose values odd_n does not see */
         for (ptrdiff_t j = 0; j < n; j++) {
             const int64_t g = bn_code(m->codes, m->wide, begin + j);
             const double *from = x + j * width;

@@ -1,4 +1,4 @@
-/* Tables as the loops over groups see them: rows of doubles, a block at a time, whatever they are in memory. */
+/* Tables as the loops over groups see them: blocks of rows of doubles, whatever the table's type and layout. */
 #ifndef BNORM_GROUPED_TILES_H
 #define BNORM_GROUPED_TILES_H
 
@@ -12,8 +12,8 @@
 #include "loops/lanes.h"
 #include "loops/streams.h"
 
-/* The loops are compiled for the wider registers too, where compiler and system can choose among several: with the same
- * results, as each value has its own sum. */
+/* The loops are also compiled for wider registers if compiler and system support a choice at run time. The results are
+ * the same, as each column has its own sum. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) \
     && !defined(__SANITIZE_ADDRESS__)
 #define BN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -21,8 +21,8 @@
 #define BN_CLONES
 #endif
 
-/* Numbers side by side, and what is done to each: BN_LANES(4, AT(a) = AT(b) + c). BN_CHOSEN are numbers of two times
- * four, by their places. */
+/* Vectors of doubles, and an operation on each element: BN_LANES(4, AT(a) = AT(b) + c). BN_CHOSEN takes four of the
+ * eight elements of two vectors, by their indices. */
 #if defined(__GNUC__) || defined(__clang__)
 typedef double bn_lanes_8 __attribute__((vector_size(64)));
 typedef double bn_lanes_4 __attribute__((vector_size(32)));
@@ -48,18 +48,18 @@ typedef double bn_lanes_1[1];
 #endif
 
 enum {
-    BN_CODES = 1024,        /* positions of a block, at most: their codes are looked at before their rows */
-    BN_LEAST_ROWS = 16,     /* and at least */
-    BN_TILE = 2048          /* doubles of a block, which stay in the first-level cache */
+    BN_CODES = 1024,        /* the most positions of a block; their codes are read before their rows */
+    BN_LEAST_ROWS = 16,     /* the fewest */
+    BN_TILE = 2048          /* doubles of a block: it stays in the first-level cache */
 };
 
-enum { BN_OUTSIDE = 1, BN_INFINITE = 2 };           /* what was found: a code that is no group's; infinity */
+enum { BN_OUTSIDE = 1, BN_INFINITE = 2 };           /* found: a code that is not a group's or -1; an infinity */
 
-/* A table of some kind of numbers: (outer, channels, inner), or columns that lie anywhere. */
+/* A table: an array (outer, channels, inner), or stretches of positions, each with an array of its own per column. */
 typedef struct {
     const void *x;
-    const void *const *columns;     /* NULL, or of each stretch of positions where the column of each channel begins */
-    const ptrdiff_t *ends;          /* and of each stretch where it ends */
+    const void *const *columns;     /* NULL, or [stretches][channels]: the beginning of each column of a stretch */
+    const ptrdiff_t *ends;          /* [stretches]: the position at which each stretch ends */
     int kind;
     ptrdiff_t channels, inner, stretches, positions;
 } bn_positions;
@@ -69,7 +69,7 @@ BN_INLINE int64_t bn_code(const void *codes, int wide, ptrdiff_t i)
     return wide ? ((const int64_t *)codes)[i] : ((const int32_t *)codes)[i];
 }
 
-/* Of which a result's columns get whole lines, but for the first and the last. */
+/* Return the rows of a block: a multiple of 8, so that columns of a result get full cache lines except at the ends. */
 BN_INLINE ptrdiff_t bn_tile_rows(ptrdiff_t width)
 {
     const ptrdiff_t rows = BN_TILE / (width ? width : 1) / 8 * 8;
@@ -81,7 +81,8 @@ BN_INLINE ptrdiff_t bn_size_of(int kind)
     return kind == BN_FLOAT64 ? 8 : kind == BN_FLOAT32 ? 4 : (ptrdiff_t)bn_narrow_size(kind);
 }
 
-/* n numbers as doubles `step` apart; and back, from doubles side by side. */
+/* bn_read_numbers: n adjacent numbers as doubles that are `step` apart. bn_write_numbers: n adjacent doubles as
+ * numbers. */
 #define BN_READ_NUMBERS(type, value)                                        \
     {                                                                       \
         const type *v = (const type *)x;                                    \
@@ -123,7 +124,7 @@ BN_INLINE void bn_write_numbers(int kind, void *y, ptrdiff_t n, const double *fr
 }
 #undef BN_WRITTEN
 
-/* Fetch n numbers that are going to be needed. */
+/* Fetch n numbers ahead of their use. */
 BN_INLINE void bn_fetch_numbers(const double *at, ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i += BN_LINE / (ptrdiff_t)sizeof *at)

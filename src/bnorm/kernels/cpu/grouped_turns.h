@@ -1,16 +1,17 @@
-/* Between a table in memory and rows of doubles, a tile at a time. Columns become rows four at a time, in registers. */
+/* Conversion between a table in memory and rows of doubles, a block at a time. Four columns at a time are transposed to
+ * rows in registers. */
 #ifndef BNORM_GROUPED_TURNS_H
 #define BNORM_GROUPED_TURNS_H
 
 #include "grouped_tiles.h"
 
-enum { BN_STAGE = 64 };     /* numbers of a column that are turned at once */
+enum { BN_STAGE = 64 };     /* numbers of a column that are transposed at a time */
 
-/* The columns of all channels from some position on, as far as they go on side by side. */
+/* The columns of all channels from some position on, up to the end of their contiguous memory. */
 typedef struct {
-    const char *x;                  /* where that of the first channel begins, and the others `apart` bytes from it */
-    const void *const *columns;     /* or where they begin, `offset` bytes before */
-    ptrdiff_t apart, offset, left;
+    const char *x;                  /* the first channel's column; the others follow `apart` bytes from one another */
+    const void *const *columns;     /* or: column c continues at columns[c] + offset bytes */
+    ptrdiff_t apart, offset, left;  /* left: positions until the end */
 } bn_stretch;
 
 BN_INLINE bn_stretch bn_stretch_at(const bn_positions *t, ptrdiff_t begin)
@@ -42,7 +43,7 @@ BN_INLINE const char *bn_column(const bn_stretch *s, ptrdiff_t c)
     return s->columns ? (const char *)s->columns[c] + s->offset : s->x + c * s->apart;
 }
 
-/* from[i][j] becomes to[j][i], for four times four numbers from number `at` on. */
+/* Transpose four times four numbers: to[j][onto + i] = from[i][at + j]. */
 BN_INLINE void bn_turn(const double *const *from, ptrdiff_t at, double *const *to, ptrdiff_t onto)
 {
 #if defined(__GNUC__) || defined(__clang__)
@@ -68,7 +69,7 @@ BN_INLINE void bn_turn(const double *const *from, ptrdiff_t at, double *const *t
 #endif
 }
 
-/* Four columns of n numbers become rows that are `step` apart. */
+/* Write four columns of n numbers as rows that are `step` doubles apart. */
 BN_INLINE void bn_rows_of(const double *const *columns, ptrdiff_t n, double *rows, ptrdiff_t step)
 {
     ptrdiff_t i = 0;
@@ -82,7 +83,7 @@ BN_INLINE void bn_rows_of(const double *const *columns, ptrdiff_t n, double *row
             rows[c] = columns[c][i];
 }
 
-/* The reverse: the columns are n apart. */
+/* Do the reverse; the columns are n doubles apart. */
 BN_INLINE void bn_columns_of(const double *rows, ptrdiff_t step, ptrdiff_t n, double *columns)
 {
     double *const to[4] = {columns, columns + n, columns + 2 * n, columns + 3 * n};
@@ -97,7 +98,7 @@ BN_INLINE void bn_columns_of(const double *rows, ptrdiff_t step, ptrdiff_t n, do
             to[c][i] = rows[c];
 }
 
-/* n positions of a stretch become rows, and as many that come next are fetched. */
+/* Write n positions of a stretch as rows, and fetch as many that come next. */
 BN_INLINE void bn_take_stretch(const bn_positions *t, const bn_stretch *s, ptrdiff_t n, double *rows)
 {
     const ptrdiff_t channels = t->channels, size = bn_size_of(t->kind);
@@ -124,7 +125,7 @@ BN_INLINE void bn_take_stretch(const bn_positions *t, const bn_stretch *s, ptrdi
         bn_read_numbers(t->kind, bn_column(s, c), n, rows + c, channels);
 }
 
-/* The n positions from `begin` on as rows of doubles: those of the table itself, or copied into the room. */
+/* Return the n positions from `begin` on as rows of doubles: the memory of the table itself, or `room` with copies. */
 BN_CLONES static const double *bn_take_tile(const bn_positions *t, ptrdiff_t begin, ptrdiff_t n, double *room)
 {
     const ptrdiff_t channels = t->channels;
@@ -146,7 +147,7 @@ BN_CLONES static const double *bn_take_tile(const bn_positions *t, ptrdiff_t beg
     return room;
 }
 
-/* Bytes past the caches, as far as they fill lines. */
+/* Copy bytes past the caches, except at the ends, where they do not fill cache lines. */
 static inline void bn_send_bytes(char *to, const char *from, ptrdiff_t bytes)
 {
     const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)to & (BN_LINE - 1));
@@ -159,7 +160,7 @@ static inline void bn_send_bytes(char *to, const char *from, ptrdiff_t bytes)
     memcpy(to, from, (size_t)bytes);
 }
 
-/* n doubles as numbers of some kind; sent: past the caches. */
+/* Write n doubles as numbers of some kind; sent: past the caches. */
 BN_INLINE void bn_put_numbers(int kind, char *y, ptrdiff_t n, const double *from, int sent)
 {
     const ptrdiff_t size = bn_size_of(kind);
@@ -177,7 +178,7 @@ BN_INLINE void bn_put_numbers(int kind, char *y, ptrdiff_t n, const double *from
     }
 }
 
-/* The reverse of bn_take_tile. room: for the rows once more. */
+/* Do the reverse of bn_take_tile. room: memory of the size of the rows. */
 BN_CLONES static void bn_put_tile(const bn_positions *t, ptrdiff_t begin, ptrdiff_t n, const double *from, int sent,
                                   double *room)
 {

@@ -1,14 +1,15 @@
 """Moments and maps by groups on the CPU: grouped.h says how a group is summed.
 
-The same in NumPy is bnorm.kernels.reference_groups.
+bnorm.kernels.reference_groups has the same functions in NumPy.
 
     x           (outer, C, inner), or (outer, C) for (outer, C, 1), as in the other kernels; or columns of one type
-                that lie anywhere: a list with a list of C columns for each stretch of positions
+                that are arrays of their own: a list with a list of C columns for each stretch of positions
     codes       int32 or int64, one for each position: the number of its group, or -1 for none
     groups      their number, G; a code that is not from -1 to G - 1 is an IndexError
 
-The positions are cut into pieces by their number and by their codes, and the sums of a group in each piece are merged
-in order. Within a piece each task sums other groups, which changes no sum. So no bit depends on the threads.
+The positions are cut into pieces, which depend on their number and their codes alone, and the sums of a group in each
+piece are merged in order. Within a piece, tasks sum different groups, which changes no sum. So no bit depends on
+threads.
 """
 
 cimport numpy as cnp
@@ -71,23 +72,23 @@ include "guards.pxi"
 include "columns.pxi"
 
 cdef enum:
-    PIECE = 1 << 15     # positions of a piece, at least
-    SHARE = 32          # and so many times its groups: the sums of all pieces take a tenth of a table of float64
+    PIECE = 1 << 15     # a piece has at least this many positions,
+    SHARE = 32          # and this many for each of its groups: all sums take a tenth of the memory of a float64 table
     MAX_PIECES = 64
     CHUNK = 1 << 13     # positions that are mapped by one task
     MERGED = 1 << 8     # groups that are merged by one task
-    LARGE = 1 << 22     # bytes of a result from which it is sent past the caches
-    SPARE = 4           # places of a table for each number that is looked for by its distance
-    DENSE = 1 << 16     # or so many
+    LARGE = 1 << 22     # a result of this many bytes is stored past the caches
+    SPARE = 4           # numbers are not hashed if their range is below this many times their count,
+    DENSE = 1 << 16     # or below this
 
 
 cdef inline size_t room_of(const bn_positions* t) noexcept nogil:
-    """The doubles of a block."""
+    """Return the number of doubles that memory for a block needs."""
     return max(<Py_ssize_t>BN_TILE, BN_LEAST_ROWS * t.channels)
 
 
 cdef int expect_codes(cnp.ndarray codes, Py_ssize_t positions, Py_ssize_t groups) except -1:
-    """1 if they are of 64 bits, 0 if of 32."""
+    """Check the type and the number of codes. Return 1 if they have 64 bits, 0 if 32."""
     cdef int kind
     if codes is None:
         raise TypeError("codes: expected an array, got None")
@@ -102,6 +103,7 @@ cdef int expect_codes(cnp.ndarray codes, Py_ssize_t positions, Py_ssize_t groups
 
 
 cdef bn_grouped piece_of(const bn_grouped* whole, const bn_piece* piece) noexcept nogil:
+    """Return the table with the groups and the sums of a piece."""
     cdef bn_grouped t = whole[0]
     t.least = piece.least
     t.groups = piece.groups
@@ -113,7 +115,7 @@ cdef bn_grouped piece_of(const bn_grouped* whole, const bn_piece* piece) noexcep
 
 cdef void sum_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
                    double* room) noexcept nogil:
-    """A range of groups in a piece of a table."""
+    """Sum one share of the groups in one piece of a table."""
     cdef Py_ssize_t p = task // whole.ranges, positions = whole.x.positions
     cdef Py_ssize_t begin = positions * p // pieces, end = positions * (p + 1) // pieces
     cdef bn_grouped t = piece_of(whole, piece + p)
@@ -125,7 +127,7 @@ cdef void sum_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pi
 
 cdef void merge_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
                      Py_ssize_t groups, double* parts) noexcept nogil:
-    """MERGED of all groups."""
+    """Merge the sums of all pieces, for the task's MERGED groups."""
     cdef Py_ssize_t begin = task * MERGED, end = min(groups, begin + MERGED), p, width = whole.width
     cdef bn_grouped t
     for p in range(4):
@@ -146,8 +148,8 @@ cdef void sum_all(const bn_grouped* t, const bn_piece* piece, Py_ssize_t pieces,
 
 
 cdef Py_ssize_t cut(const bn_grouped* t, Py_ssize_t groups, int threads, bn_piece* piece) noexcept nogil:
-    """Cut the positions into pieces, a power of two of them: fewer, where their groups would take much memory. 0 if a
-    code is that of no group.
+    """Cut the positions into pieces and return their number, a power of two: fewer if the sums of their groups would
+    take much memory. Return 0 if a code is neither a group's nor -1.
     """
     cdef Py_ssize_t n = t.x.positions, pieces = 1, p, total
     cdef int found = 0
@@ -169,10 +171,10 @@ cdef Py_ssize_t cut(const bn_grouped* t, Py_ssize_t groups, int threads, bn_piec
 
 
 def moments(object x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=None, bint skipna=False):
-    """parts, (4, G, C), of each group: as `moments` of the positions that have its code.
+    """Return parts, (4, G, C): for each group what `moments` gives for the positions that have its code.
 
-    weight: None or float64 of each position, finite, not negative. A value of weight 0 does not count, nor with skipna
-    does NaN.
+    weight: None, or float64 for each position, finite, not negative. A value of weight 0 does not count, nor does NaN
+    if skipna is set.
     """
     cdef bn_grouped t
     cdef bn_piece[MAX_PIECES] piece
@@ -229,11 +231,11 @@ cdef int map_all(const bn_group_map* m, Py_ssize_t positions, Py_ssize_t tasks, 
 
 
 def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=None, bint finite=False):
-    """(x - mean) scale + shift by the numbers of each position's group, computed in float64; NaN where it has none.
+    """Return (x - mean) scale + shift with the numbers of each position's group, computed in float64; NaN without one.
 
     numbers: float64 (G, 3, C), mean, scale and shift. out: None, or an array like the result, possibly x; the result
-    of columns is (1, C, positions). With finite it is a FloatingPointError if x contains infinity; out is undefined
-    then, and also if a code is wrong.
+    for columns is (1, C, positions). finite: raise FloatingPointError if x contains an infinity. After this error, and
+    after that of a wrong code, the contents of out are undefined.
     """
     cdef bn_group_map m
     cdef int found, threads, kind
@@ -286,7 +288,7 @@ def normalize(object x, cnp.ndarray codes, cnp.ndarray numbers, cnp.ndarray out=
 
 
 def later(cnp.ndarray codes, Py_ssize_t groups):
-    """Of each position, how many positions of its group come after it, float64; 0 where there is no group."""
+    """Return, for each position, how many positions of its group come after it, float64; 0 without a group."""
     if codes is None:
         raise TypeError("codes: expected an array, got None")
     cdef cnp.npy_intp n = cnp.PyArray_SIZE(codes)
@@ -306,7 +308,7 @@ def later(cnp.ndarray codes, Py_ssize_t groups):
 
 
 def distinct(cnp.ndarray values):
-    """The different numbers among int64 values, in the order of their first appearance, and the codes of all: int32."""
+    """Return the distinct numbers among int64 values, in the order of first appearance, and the int32 codes of all."""
     if values is None:
         raise TypeError("values: expected an array, got None")
     cdef cnp.npy_intp n = cnp.PyArray_SIZE(values), i, found = 0

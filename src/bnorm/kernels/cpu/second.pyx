@@ -1,16 +1,17 @@
 """Derivatives of the backward passes: from cotangents of dx, dgamma and dbeta to gradients of dy, x and gamma.
 
-An entry reads its arrays twice: sums of every channel or row, a little arithmetic, a map. All of it is computed in
-float64, because accuracy matters more than speed for second derivatives. Work is divided by shape alone, and sums are
-added in the order of their pieces, so no bit depends on the number of threads.
+An entry reads its arrays twice: once for the sums of every channel or row, and once for a map. Everything is computed
+in float64, because accuracy matters more than speed for second derivatives. Work is divided by shape alone, and sums
+are added in the order of their pieces, so no bit depends on the number of threads.
 
-Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r, and g what dy is before the activation:
+Per channel or row, with n the count, r = 1 / sqrt(var + eps), u = (x - mean) r, and g = dy times the activation's
+slope:
 
     backward   dx = r (h - w (u H1 + H0) / n), h = gamma g, H0 = sum h, H1 = sum h u;  dgamma = sum g u, dbeta = sum g
     here       the derivatives of sum v dx + sum k dgamma + sum q dbeta for v = ddx, k = ddgamma, q = ddbeta
 
-The slope of the activation is a constant to them. Where it is not, `bent` is the gradient of the activation's argument
-through the slope; an ordinary backward brings it to x and the parameters.
+These derivatives take the slope of the activation as a constant. If it is not constant, `bent` is the gradient of the
+activation's argument through the slope; an ordinary backward then takes it to x and the parameters.
 """
 
 cimport numpy as cnp
@@ -41,14 +42,14 @@ ctypedef fused real:
 cdef enum:
     BLOCK = 256     # values that are summed before their sum is added to a longer one
     TILE = 256      # columns that are summed side by side
-    LANES = 64      # partial sums along a run of a channel; up to so many values are a column each
-    TASK = 16384    # values that make a task worth its bookkeeping
-    PIECES = 64     # at most, of the outer axis
+    LANES = 64      # partial sums along a run of a channel; in a run of at most this many values, each has its own sum
+    TASK = 16384    # values that make a task worth its overhead
+    PIECES = 64     # the most pieces of the outer axis
     WIDTH = 8       # partial sums of a row that has a gamma for each value
-    SUMS = 7        # per channel or row
+    SUMS = 7        # sums per channel or row
 
 
-# Sums of a set of values: of g, g u, w v, w v u, v h; for rows also k g and k g u, which channels have no use for.
+# Sums of a channel: of g, g u, w v, w v u, v g. Sums of a row: of h, h u, w v, w v u, v h, k g and k g u.
 cdef enum:
     H0, H1, V0, V1, T, K0, K1
 
@@ -65,18 +66,19 @@ ctypedef struct Second:
     const void* v
     void* d_dy
     void* dx
-    void* bent                  # or NULL, where the activation is straight
+    void* bent                  # an output; NULL if the slope of the activation is constant
     const double* weight        # [outer][inner] or NULL
     const double* mean          # per channel or row
     const double* rstd
     const double* scale         # per channel: gamma / std and beta; rows: gamma and beta
     const double* shift
-    const double* k             # ddgamma and ddbeta per channel, or NULL; rows: never NULL
+    const double* k             # k and q: ddgamma and ddbeta; for channels each may be NULL
     const double* q
     double* sums                # channels: [pieces][SUMS][channels]; rows: [pieces][groups * channels], of dgamma
 
 
-# The map of a tile: d_dy = a v + of_u u + rest before the activation, dx = r (of_u g + w (through v + tilt u + level)).
+# The coefficients of the map of a tile: d_dy = slope (a v + of_u u + rest), with the slope of the activation, and
+# dx = r (of_u g + w (through v + tilt u + level)).
 ctypedef struct Map:
     double[TILE] a, of_u, rest, through, tilt, level
 
@@ -90,7 +92,7 @@ cdef inline double at(const double* values, Py_ssize_t c, double absent) noexcep
 
 
 cdef inline real pulled(const Second* job, real v, real g) noexcept nogil:
-    """g, the gradient behind the activation of v, brought before it."""
+    """Return g times the slope of the activation at v: a gradient taken back through the activation."""
     if real is float:
         return bn_act_pull_float(job.act, v, g)
     else:
@@ -98,7 +100,7 @@ cdef inline real pulled(const Second* job, real v, real g) noexcept nogil:
 
 
 cdef inline real bent(const Second* job, real v, real dy, real e) noexcept nogil:
-    """The gradient of v through the slope of the activation, e being that of what dy is before the activation."""
+    """Return the gradient of v through the slope of the activation. e: the gradient of g = dy times the slope."""
     if real is float:
         return dy * e * bn_act_bend_float(job.act, v)
     else:
@@ -106,6 +108,7 @@ cdef inline real bent(const Second* job, real v, real dy, real e) noexcept nogil
 
 
 cdef void cut(Second* job) noexcept nogil:
+    """Cut the outer axis into pieces."""
     cdef Py_ssize_t row = job.groups * job.channels * job.inner
     cdef Py_ssize_t pieces = max(<Py_ssize_t>1, min(<Py_ssize_t>PIECES, min(job.outer, job.outer * row // TASK)))
     job.piece = max(<Py_ssize_t>1, (job.outer + pieces - 1) // pieces)
@@ -128,7 +131,7 @@ cdef int expect_floats(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarr
 
 def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight,
              act not None, bint frozen, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None):
-    """d_dy, dx, dgamma of the `backward` with these arguments, into `bent` what is behind them."""
+    """Return d_dy, dx and dgamma for a `backward` with these arguments, and write its `bent` if an array is given."""
     cdef Second job
     expect_floats(ddx, dy, x, bent, 2, 64)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -173,7 +176,7 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
 def rows(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
          cnp.ndarray beta, int rule, act not None, cnp.ndarray ddgamma, cnp.ndarray ddbeta, cnp.ndarray bent=None,
          cnp.ndarray weight=None):
-    """The same of the `rows_backward` with these arguments."""
+    """Return d_dy, dx and dgamma for a `rows_backward` with these arguments, and write its `bent` if given."""
     cdef Second job
     expect_floats(ddx, dy, x, bent, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)

@@ -1,11 +1,11 @@
 """Sparse matrices on the CPU: moments of columns, including zeros that are not stored, and scaling of columns.
 
 Only the stored values are read. A matrix is compressed by row (CSR) or by column (CSC): `data` and `indices` are its
-values and their positions along the other axis, and `indptr` is where each row or column begins. The same in NumPy is
-bnorm.kernels.reference_sparse.
+values and their positions along the other axis, and `indptr` says where each row or column begins.
+bnorm.kernels.reference_sparse has the same functions in NumPy.
 
 The sums of a column are taken about its first value, so that a constant column is exact. If that value turns out to be
-an outlier, they are taken once more, about the mean.
+an outlier, the column is summed once more, about its mean.
 """
 
 cimport numpy as cnp
@@ -32,25 +32,25 @@ ctypedef fused index_t:
     cnp.int64_t
 
 cdef enum:
-    FAR = 16            # the squares about a center may be so many times those about the mean
-    PIECE = 1 << 17     # stored values of a piece of rows, at least
-    SHARE = 32          # and so many times the columns: the sums of all pieces take an eighth of what the table does
+    FAR = 16            # the squares about a center may be this many times the squares about the mean
+    PIECE = 1 << 17     # a piece of rows has at least this many stored values,
+    SHARE = 32          # and this many per column: the sums of all pieces take an eighth of the memory of the table
     MAX_PIECES = 64
     CHUNK = 1 << 16     # values that are scaled by one task
 
-cdef enum:              # what a walk finds, as bits
+cdef enum:              # what is found while values are summed, as bits
     OUTSIDE = 1         # an index that is not in the table
     UNORDERED = 2       # an index that is not above the one before it
 
 cdef struct Column:
-    double n            # weight of the values that are stored and not NaN
+    double n            # weight of the stored values that are not NaN
     double center
     double sum          # of w (x - center)
     double square       # of w (x - center)^2
 
-cdef struct Rest:       # beside a column, as it is seldom needed
+cdef struct Rest:       # not part of Column, as it is seldom needed
     double missing      # weight of NaN
-    double stored       # with weights: number of values, NaN included, of a weight above 0
+    double stored       # if there are weights: number of values, including NaN, that have a weight above 0
 
 
 cdef inline void add(Column* c, Rest* rest, double x, double w, bint weighted) noexcept nogil:
@@ -88,7 +88,7 @@ cdef void recenter(Column* c) noexcept nogil:
 
 cdef int walk(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t begin, Py_ssize_t end,
               Py_ssize_t columns, const double* weight, Column* column, Rest* rest, bint again) noexcept nogil:
-    """All values of some rows."""
+    """Add all values of some rows to their columns, with `again` about the new centers. Return what was found."""
     cdef Py_ssize_t i, k
     cdef size_t j, least
     cdef double w = 1
@@ -162,7 +162,7 @@ cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t b
 
 
 cdef void merge(const Column* c, double* n, double* mean, double* m2, double* low) noexcept nogil:
-    """Add the stored values of a column."""
+    """Merge the stored values of a column into these numbers."""
     cdef double step, high
     if c.n != 0:
         step = c.sum / c.n
@@ -171,7 +171,7 @@ cdef void merge(const Column* c, double* n, double* mean, double* m2, double* lo
 
 
 cdef Py_ssize_t row_at(const index_t* indptr, Py_ssize_t rows, Py_ssize_t position) noexcept nogil:
-    """The first row that begins at that position, or after it."""
+    """Return the first row that begins at this position or after it."""
     cdef Py_ssize_t low = 0, high = rows, middle
     while low < high:
         middle = (low + high) // 2
@@ -183,6 +183,7 @@ cdef Py_ssize_t row_at(const index_t* indptr, Py_ssize_t rows, Py_ssize_t positi
 
 
 cdef bint is_sound(const index_t* indptr, Py_ssize_t n, Py_ssize_t stored) noexcept nogil:
+    """Whether indptr never decreases and stays within the stored values."""
     cdef Py_ssize_t i
     if indptr[0] < 0 or indptr[n] > stored:
         return False
@@ -195,7 +196,7 @@ cdef bint is_sound(const index_t* indptr, Py_ssize_t n, Py_ssize_t stored) noexc
 cdef int summed(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t stored,
                 Py_ssize_t rows, Py_ssize_t columns, bint by_column, const double* weight, Py_ssize_t pieces,
                 Column* column, Rest* rest) noexcept nogil:
-    """The sums of every piece."""
+    """Compute the sums of every piece. Return what was found."""
     cdef Py_ssize_t p, begin, end
     cdef int threads = threads_for(stored, columns if by_column else pieces), found = 0
     if not is_sound(indptr, columns if by_column else rows, stored):
@@ -214,7 +215,7 @@ cdef int summed(const value_t* data, const index_t* indices, const index_t* indp
 
 
 cdef int expect_stored(cnp.ndarray data, cnp.ndarray indices) except -1:
-    """Values and their positions, of types that the loops read."""
+    """Check that values and their positions have types that the loops read."""
     if data is None or cnp.PyArray_TYPE(data) not in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE) or cnp.PyArray_NDIM(data) != 1:
         raise TypeError(f"data: expected a vector of float32 or float64, got {type_of(data)}")
     if indices is None or not (
@@ -232,11 +233,11 @@ cdef str type_of(cnp.ndarray a):
 
 def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple shape, bint by_column,
             cnp.ndarray weight=None):
-    """Per column (4, C): count, mean, m2 and low of the values that are not NaN, including zeros that are not stored.
+    """Return parts, (4, C), of the values that are not NaN, including zeros that are not stored, and whether the
+    indices of every row or column increase.
 
-    And whether the indices of every row or column increase. If not, there may be duplicate entries, which must be
-    added up first. data: float32 or float64; indices and indptr: both int32 or both int64; weight: float64, one per
-    row. ValueError if an index is out of range.
+    If they do not, there may be duplicate entries, which must be summed first. data: float32 or float64; indices and
+    indptr: both int32 or both int64; weight: float64, one per row. ValueError if an index is out of range.
     """
     expect_stored(data, indices)
     cdef Py_ssize_t rows = shape[0], columns = shape[1], stored = min(cnp.PyArray_SIZE(data), cnp.PyArray_SIZE(indices))
@@ -259,7 +260,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     cdef double* parts = <double*>cnp.PyArray_DATA(result)
     cdef double total = rows, above = rows, zeros, present, missing
     cdef Py_ssize_t p, c, i
-    # One column lies in one cache line.
+    # Aligned, so that each Column is in one cache line.
     cdef size_t sums = max(<Py_ssize_t>1, pieces * columns)
     cdef void* memory = calloc(sums + 1, sizeof(Column) + sizeof(Rest))
     cdef Column* column = <Column*>((<size_t>memory + sizeof(Column) - 1) // sizeof(Column) * sizeof(Column))
@@ -294,11 +295,11 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                         zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
                         present = present + rest[p * columns + c].stored
                         missing = missing + rest[p * columns + c].missing
-                    # If every value is stored, the rest of the weights is only the rounding error of their sums.
+                    # If every value is stored, `zeros` is only the rounding error of the sums of weights.
                     if present < above and zeros > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
-                    if missing == 0:    # however the sum of all weights was rounded, complete columns agree on it
+                    if missing == 0:    # so that columns without NaN have one count, however their sums were rounded
                         parts[c] = total
     finally:
         free(memory)
@@ -309,7 +310,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
 
 cdef int scale_chunk(const value_t* data, const index_t* indices, const double* factor, Py_ssize_t columns,
                      value_t* out, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """1: there is infinity; 2: an index is out of range."""
+    """Scale the values from begin to end. Return 1 if there is an infinity, 2 if an index is out of range, or 0."""
     cdef Py_ssize_t k
     cdef size_t j
     cdef int found = 0
@@ -332,10 +333,10 @@ cdef int scale_all(const value_t* data, const index_t* indices, const double* fa
 
 
 def scaled(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray factor, cnp.ndarray out=None):
-    """data * factor[indices]: the stored values of a CSR matrix, with each column times a factor.
+    """Return data * factor[indices]: the stored values of a CSR matrix, each column times its factor.
 
-    out may be data itself. FloatingPointError if data contains infinity, ValueError if an index is out of range; out is
-    undefined then.
+    out may be data itself. FloatingPointError if data contains an infinity, ValueError if an index is out of range; the
+    contents of out are then undefined.
     """
     expect_stored(data, indices)
     if factor is None:

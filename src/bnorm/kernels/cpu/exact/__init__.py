@@ -1,1 +1,1 @@
-"""Exact sums of channels: the entry, and its loops, one source for every SIMD level."""
+"""Exact sums of channels: the entry and its loops, which are one source for every SIMD level."""

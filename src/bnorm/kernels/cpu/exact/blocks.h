@@ -1,12 +1,13 @@
-/* A block of rows of a strip. The sums that a window makes exact count only if they show, at the end of the block, that
- * it held. If a few values did not fit, they are added by themselves. If many did not, the block is peeled: values that
- * fit a window below the largest one are summed, then those that are left, until none is. */
+/* Sums of a block of rows of a strip. Its sums are exact, and are used, only if all values fit the window (windows.h),
+ * which is known at the end of the block. If a few values do not fit, they are added one by one. If many do not, the
+ * block is peeled: values that fit a window below the largest value are summed and removed, and so on until none is
+ * left. */
 #ifndef BNORM_EXACT_BLOCKS_H
 #define BNORM_EXACT_BLOCKS_H
 
 #include "windows.h"
 
-/* The largest magnitude of each lane, or of all lanes in each. Returns whether all values are finite. */
+/* Write the largest magnitude of each lane, or if `alone` that of all lanes to each. Return whether all are finite. */
 static inline int bn_largest(double *x, ptrdiff_t rows, int alone, double *largest)
 {
     bn_lanes most = {0}, odd = {0};
@@ -27,7 +28,7 @@ static inline int bn_largest(double *x, ptrdiff_t rows, int alone, double *large
     return finite;
 }
 
-/* Count the values that are not finite, and make them 0. */
+/* Count the values that are not finite, and set them to 0. */
 static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
 {
     for (ptrdiff_t i = 0; i < rows * BN_LANES; i++)
@@ -38,8 +39,9 @@ static inline void bn_set_apart(double *x, ptrdiff_t rows, const bn_home *home)
         }
 }
 
-/* keep: the values that are within `bits` of the largest of their lane, times 2^-e, so that they are below 1; the
- * others stay in x. The power is applied in two steps, as a double may not have it. */
+/* Move the values that are at least 2^(e - bits) in magnitude, where the largest of their lane is below 2^e, from x to
+ * `keep`, times 2^-e, so that they are below 1. The power is applied in two steps, as it may be out of a double's
+ * range. */
 static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e, int bits)
 {
     bn_lanes least, first, second;
@@ -57,8 +59,8 @@ static inline void bn_peel(double *x, double *keep, ptrdiff_t rows, const int *e
         }
 }
 
-/* A block of any values, in x, which is overwritten. The windows of the lanes become those that would have suited it,
- * unless these are lower and must not be. */
+/* Add a block of any values. x is overwritten. The window of each lane becomes the one that would have suited the
+ * block; without `lower` only if that is higher than the present one. */
 static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdiff_t rows, int r, int wide, int lower)
 {
     double keep[BN_BLOCK_F * BN_LANES];
@@ -87,7 +89,7 @@ static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdi
             bn_close_block(&w, sum, BN_PIECES);
             bn_flush_scaled(&w, home, e[0], 1);
             for (int i = 1; i < BN_LANES; i++)
-                sum[0][0] += sum[0][i];     /* rounded, for the windows only */
+                sum[0][0] += sum[0][i];     /* this sum is rounded: it is only for the windows */
         }
         for (int k = 0; !home->alone && k < BN_PIECES; k++)
             for (int i = 0; i < BN_LANES; i++)
@@ -109,7 +111,7 @@ static inline void bn_sum_any(bn_strip *s, const bn_home *home, double *x, ptrdi
     }
 }
 
-/* The usual way, if the window holds; returns whether it does. */
+/* Add a block in the usual way if all values fit the window. Return whether they do. */
 BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t stride, const bn_next *next,
                            int wide)
 {
@@ -126,8 +128,8 @@ BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t
     return held == BN_LANES;
 }
 
-/* Copy rows, those values that do not fit the window of their lane as 0; returns how many those are. A lane without a
- * window has too many. */
+/* Copy rows, with 0 for each value that does not fit the window of its lane. Return how many do not fit: for a lane
+ * that has values but no window, a number that is too large. */
 #define BN_SIFT(type, largest)                                                                                   \
     static inline ptrdiff_t bn_sift_##type(const type *x, ptrdiff_t rows, ptrdiff_t stride, const double *least, \
                                            type *to)                                                             \
@@ -150,7 +152,7 @@ BN_INLINE int bn_sum_usual(bn_strip *s, const void *x, ptrdiff_t rows, ptrdiff_t
 BN_SIFT(float, FLT_MAX)
 BN_SIFT(double, DBL_MAX)
 
-/* Add a value by itself. */
+/* Add a single value to the limbs. */
 static inline void bn_put_value(const bn_home *home, int lane, double v)
 {
     const ptrdiff_t channel = home->channel[lane];
@@ -163,8 +165,8 @@ static inline void bn_put_value(const bn_home *home, int lane, double v)
         bn_put_odd(home->total, channel, v);
 }
 
-/* A block of which a few values do not fit the window: the others in the usual way, and these one by one. Returns 1 if
- * it was such a block, 0 if the window is too low, -1 if too many values are below it. */
+/* Add a block of which a few values do not fit the window: these one by one, the others in the usual way. Return 1 if
+ * it was such a block, 0 if the window is too low, -1 if too many values do not fit. */
 static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride,
                                 int wide)
 {
@@ -195,7 +197,7 @@ static inline int bn_sum_sifted(bn_strip *s, const bn_home *home, const void *x,
     return 1;
 }
 
-/* Windows for lanes that have had none, as the rounded squares of their first rows suggest; whether any can be. */
+/* Set first windows of all lanes by the rounded mean squares of some rows. Return whether that was possible. */
 static inline int bn_first_windows(bn_strip *s, int alone, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
                                    int wide)
 {
@@ -218,7 +220,7 @@ static inline int bn_first_windows(bn_strip *s, int alone, const void *x, ptrdif
     return s->open = 1;
 }
 
-/* Add some rows of a strip, at most 2^r. */
+/* Add a block of at most 2^r rows of a strip. next: what to fetch meanwhile. */
 BN_APART void bn_add_rows(bn_strip *s, const bn_home *home, const void *x, ptrdiff_t rows, ptrdiff_t stride, int r,
                           int wide, const bn_next *next)
 {

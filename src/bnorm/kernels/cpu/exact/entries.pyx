@@ -1,8 +1,9 @@
 """Exact sums on the CPU: arrays in, integers out.
 
-An integer per channel is a column of limbs, an int64 array (n, C): limb i counts 2^(32 (first + i)). All limbs but the
-last are from 0 to 2^32 - 1, and the last, which has the sign, from -2^31 to 2^31 - 1. The first is not 0 in all
-channels, and the last is needed; so equal integers are equal arrays. `first` is 0 if there are no limbs.
+The integers of C channels are a number `first` and an int64 array (n, C) of limbs: limb i counts multiples of
+2^(32 (first + i)). All limbs but the last are from 0 to 2^32 - 1, and the last, which has the sign, from -2^31 to
+2^31 - 1. There are as few limbs as possible: neither the first nor the last can be left out for all channels. So equal
+integers have equal arrays. `first` is 0 if there are no limbs.
 """
 
 cimport numpy as cnp
@@ -40,8 +41,8 @@ cdef extern from "rounding.h" nogil:
 cnp.import_array()
 
 cdef enum:
-    PER_THREAD = 4      # tasks, so that a thread whose core is taken is not waited for,
-    FEW = 1 << 22       # or two of so few values, as every task has first and last steps
+    PER_THREAD = 4      # tasks per thread, so that others take tasks of a thread whose core is busy; but two tasks
+    FEW = 1 << 22       # if there are fewer values than this, as every task has first and last steps
 
 
 cdef exact_task_t task = NULL
@@ -54,7 +55,7 @@ def use(capsule):
 
 
 cdef void limits(bn_total* total, int kind) noexcept:
-    """Where the limbs of both sums begin, and how many hold those of 2^63 values."""
+    """Set where the limbs of both sums begin, and how many limbs can hold the sums of 2^63 values."""
     total.low[0] = total.low[1] = 0
     total.size[0] = 5
     total.size[1] = 8
@@ -71,7 +72,7 @@ cdef void limits(bn_total* total, int kind) noexcept:
 
 
 cdef tuple trimmed(cnp.ndarray limbs, Py_ssize_t first):
-    """(first, limbs) of limbs that are not carried yet, and have room for it."""
+    """Carry limbs; the last has space for the carry. Return (first, limbs) without limbs that are not needed."""
     cdef Py_ssize_t n = cnp.PyArray_DIM(limbs, 0), C = cnp.PyArray_DIM(limbs, 1), begin = 0
     cdef int64_t* data = <int64_t*>cnp.PyArray_DATA(limbs)
     if n and C:
@@ -88,6 +89,7 @@ cdef cnp.ndarray zeros(Py_ssize_t n, Py_ssize_t C):
 
 
 cdef tuple collected(bn_exact_job* job, int which):
+    """Return (first, limbs) of the sums (which = 0) or of the sums of squares (1) of all tasks."""
     cdef Py_ssize_t first = 0, n = bn_used(job, which, &first)
     cdef cnp.ndarray limbs = zeros(n + 1 if n else 0, job.channels)
     bn_gather(job, which, first, n, <int64_t*>cnp.PyArray_DATA(limbs))
@@ -95,7 +97,7 @@ cdef tuple collected(bn_exact_job* job, int which):
 
 
 cdef cnp.ndarray odd_values(bn_exact_job* job):
-    """How many are NaN, infinite, and minus infinity, (3, C); None if all are finite."""
+    """Return how many values are NaN, infinity and minus infinity, (3, C), or None if all are finite."""
     cdef Py_ssize_t k, i, n = 3 * job.channels
     cdef cnp.ndarray odd = None
     for k in range(job.pieces * job.groups):
@@ -108,10 +110,10 @@ cdef cnp.ndarray odd_values(bn_exact_job* job):
 
 
 def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
-    """(odd, first, limbs, first, limbs): counts (3, C) of NaN, infinity and minus infinity, or None; the sum of all
-    other values per channel, and that of their squares.
+    """Return (odd, first, limbs, first, limbs): counts (3, C) of NaN, infinity and minus infinity, or None; the sum of
+    all other values per channel; the sum of their squares.
 
-    x: (outer, C, ...), contiguous. mask: bools (outer, inner); where it is False a value does not count.
+    x: (outer, C, ...), contiguous. mask: bools (outer, inner); a value does not count where it is False.
     """
     cdef bn_exact_job job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
@@ -164,7 +166,7 @@ def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
 
 
 def combined(items not None, list factors not None):
-    """(first, limbs): the sum of integers (first, limbs), each times a factor below 2^31 in magnitude."""
+    """Return (first, limbs), the sum of integers (first, limbs) each times a factor below 2^31 in magnitude."""
     cdef Py_ssize_t first = 0, end = 0, at, n, C = 0, i, k
     cdef int64_t factor
     cdef int64_t* to

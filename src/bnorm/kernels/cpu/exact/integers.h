@@ -1,4 +1,4 @@
-/* Sums of integers and of their squares, in 64-bit integers, up to so many columns at a time. */
+/* Sums of integers and of their squares, in 64-bit integers, for up to BN_SPAN_I columns at a time. */
 #ifndef BNORM_EXACT_INTEGERS_H
 #define BNORM_EXACT_INTEGERS_H
 
@@ -7,15 +7,15 @@
 
 enum {
     BN_SPAN_I = 256,         /* columns */
-    BN_BLOCK_I = 1 << 14,   /* rows of a block, at most */
+    BN_BLOCK_I = 1 << 14,   /* the most rows of a block */
     BN_SUMS_I = 8,
-    BN_TIMES_I = 1 << 8     /* blocks before the sums are put into limbs, so that those of all columns may be added */
+    BN_TIMES_I = 1 << 8     /* blocks before sums are put into limbs: few enough to add the sums of all columns first */
 };
 
 typedef int64_t bn_sums[BN_SUMS_I][BN_SPAN_I];   /* their high halves may be unsigned: none of them overflows */
 
-/* x = h 2^32 + l in magnitude; the sums are those of x (its high and low half, signed), and of both halves of l l, h l
- * and h h. Of 32 bits h is 0. */
+/* |x| = h 2^32 + l. The sums are those of l and h with the sign of x, and of both halves of l l, h l and h h. A value
+ * of 32 bits has h = 0. */
 #define BN_LONG_SUMS(type, name, negative, WIDE)                                                                 \
     BN_APART void bn_long_sums_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,          \
                                       int64_t (*BN_RESTRICT s)[BN_SPAN_I])                                        \
@@ -56,17 +56,17 @@ static inline void bn_add_integers(int kind, const void *x, ptrdiff_t rows, ptrd
     }
 }
 
-/* Put the sums of columns, of so many rows, into the limbs of their channels, and set them to 0. Those of one channel,
- * which are neighbours or `each` apart, are added first. */
+/* Put the sums of columns, of `rows` rows, into the limbs of their channels, and set the sums to 0. Columns of the same
+ * channel, which are adjacent or `each` apart, are added to each other first. */
 static inline void bn_flush_integers(int kind, bn_sums s, int64_t rows, ptrdiff_t width, ptrdiff_t each,
                                      const bn_home *home)
 {
-    /* To which sum, and times which power of 2; h l is there twice. */
+    /* For each sum: 0 for x, 1 for x^2, and the power of 2 that it counts; the square has h l twice. */
     static const int class[8] = {0, 1, 1, 0, 1, 1, 1, 1}, power[8] = {0, 0, 32, 32, 33, 65, 64, 96};
     const ptrdiff_t *channel = home->channel, apart = home->alone ? 1 : each;
     const int sums = kind < BN_FLOAT32 ? 2 : BN_SUMS_I;
     for (ptrdiff_t j = 0; kind == BN_UINT16 && j < width; j++)
-        if (channel[j] >= 0) {  /* summed about 32768 */
+        if (channel[j] >= 0) {  /* x - 32768 was summed */
             s[1][j] += 65536 * s[0][j] + ((int64_t)1 << 30) * rows;
             s[0][j] += 32768 * rows;
         }

@@ -1,4 +1,4 @@
-"""What the entry of the exact sums tells its loops."""
+"""The job that the entry of the exact sums gives to its loops: see tasks.h."""
 
 from libc.stdint cimport int64_t
 

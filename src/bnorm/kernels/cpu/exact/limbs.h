@@ -1,8 +1,8 @@
 /* The sums of one task: an integer for the sum of the values of each channel, and one for the sum of their squares.
  *
- * An integer is a row of 64-bit numbers, its limbs: limb g counts 2^(32 g). They are not brought below 2^32 before the
- * end, so that adding to them carries nothing; there is room for 2^31 additions. Few of the limbs are ever used, so
- * each is set to 0, for all channels, when it is first needed. */
+ * An integer is a sequence of 64-bit numbers, its limbs: limb g counts multiples of 2^(32 g). Limbs are brought below
+ * 2^32 only at the end, so an addition needs no carry; 2^31 additions fit. Few of the limbs are ever used, so each is
+ * set to 0, for all channels, when it is first needed. */
 #ifndef BNORM_EXACT_LIMBS_H
 #define BNORM_EXACT_LIMBS_H
 
@@ -12,22 +12,22 @@
 
 #include "lanes.h"
 
-enum { BN_LIMBS = 208 };    /* of both sums together, for any type */
+enum { BN_LIMBS = 208 };    /* the most limbs that both sums have together, for any type */
 
 typedef struct {
-    int64_t *limbs;         /* [first sum, then second][channels] */
+    int64_t *limbs;         /* [limbs of the sum, then of the squares][channels] */
     int64_t *odd;           /* [3][channels]: how many are NaN, infinity, minus infinity; set to 0 if any_odd */
     ptrdiff_t channels;
     int any_odd;
-    int low[2], size[2];    /* the exponent of the first limb, in limbs; how many there are */
+    int low[2], size[2];    /* of each sum: the g of its first limb; the number of its limbs */
     unsigned char used[BN_LIMBS];
 } bn_total;
 
-/* Where the lanes of a strip, or columns, belong. */
+/* The channels that the lanes of a strip, or columns, belong to. */
 typedef struct {
     bn_total *total;
     const ptrdiff_t *channel;   /* of each lane, or -1 for none */
-    int alone;                  /* all lanes are of one channel, and share one window */
+    int alone;                  /* all lanes belong to one channel, and share one window */
 } bn_home;
 
 BN_INLINE int64_t *bn_limb(bn_total *t, int which, int at)
@@ -41,7 +41,7 @@ BN_INLINE int64_t *bn_limb(bn_total *t, int which, int at)
     return limb;
 }
 
-/* Add m 2^place, or subtract it. Bits of m below the first limb are 0. */
+/* Add m 2^place to a sum, or subtract it if `negative`. Bits of m below the first limb must be 0. */
 BN_INLINE void bn_put(bn_total *t, int which, ptrdiff_t channel, int negative, uint64_t m, int place)
 {
     const uint64_t mask = 0xFFFFFFFFu;
@@ -60,7 +60,7 @@ BN_INLINE void bn_put(bn_total *t, int which, ptrdiff_t channel, int negative, u
         }
 }
 
-/* Add v 2^place, of which no bit is below the first limb. */
+/* Add v 2^place, which must have no bits below the first limb. */
 BN_INLINE void bn_put_double(bn_total *t, int which, ptrdiff_t channel, double v, int place)
 {
     uint64_t bits;
@@ -72,7 +72,7 @@ BN_INLINE void bn_put_double(bn_total *t, int which, ptrdiff_t channel, double v
     bn_put(t, which, channel, (int)(bits >> 63), fraction, place + (e ? e : 1) - 1075);
 }
 
-/* Add v^2, v finite. */
+/* Add v^2; v must be finite. */
 static inline void bn_put_square(bn_total *t, ptrdiff_t channel, double v)
 {
     uint64_t bits;

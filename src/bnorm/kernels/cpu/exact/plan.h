@@ -1,26 +1,26 @@
-/* How an exact job is cut into tasks, and what becomes of their totals. */
+/* How an exact job is cut into tasks, and how the totals of the tasks are put together. */
 #ifndef BNORM_EXACT_PLAN_H
 #define BNORM_EXACT_PLAN_H
 
 #include "tasks.h"
 
 enum {
-    BN_SHORT = 16,          /* from so many values on a run may be worth a look of its own, */
-    BN_LONG = 256,          /* and from so many on it always is */
-    BN_FEW_ROWS = 512,      /* with more, rows are read in their order */
+    BN_SHORT = 16,          /* a run of this many values is read by itself if there are few rows, */
+    BN_LONG = 256,          /* and a run of this many values always is */
+    BN_FEW_ROWS = 512,      /* fewer rows than this are few */
     BN_MOST_WIDEN = 16,
-    BN_PIECE_ROWS = 1024,   /* that are worth the first and the last steps of every column */
-    BN_SEGMENT = 1 << 16    /* values of a run that is cut */
+    BN_PIECE_ROWS = 1024,   /* a piece has at least this many rows, as every column has first and last steps */
+    BN_SEGMENT = 1 << 16    /* a run is cut into segments of about this many values */
 };
 
 BN_INLINE ptrdiff_t bn_parts(ptrdiff_t whole, ptrdiff_t part) { return whole > part ? (whole + part - 1) / part : 1; }
 
 BN_INLINE ptrdiff_t bn_between(ptrdiff_t least, ptrdiff_t n, ptrdiff_t most)
 {
-    return n > most ? most : n < least ? least : n;     /* most, if that is below least */
+    return n > most ? most : n < least ? least : n;     /* this is `most` if most < least and n > most */
 }
 
-/* How many outer positions make a row, so that few of the lanes of its strips are left over, or columns of integers. */
+/* Return how many outer positions make a row, so that few lanes of its strips, or columns of integers, stay empty. */
 static inline ptrdiff_t bn_widening(ptrdiff_t each, int real)
 {
     ptrdiff_t widen = 1;
@@ -37,7 +37,7 @@ static inline ptrdiff_t bn_widening(ptrdiff_t each, int real)
     return widen;
 }
 
-/* Cut a job with a view, a kind and a mask into about so many tasks, or more. */
+/* Cut a job, whose view, kind and mask are set, into about `tasks` tasks, or more. */
 static inline void bn_exact_plan(bn_exact_job *job, ptrdiff_t tasks)
 {
     const int real = job->kind <= BN_BFLOAT || job->kind == BN_FLOAT32 || job->kind == BN_FLOAT64;
@@ -74,7 +74,7 @@ static inline void bn_exact_plan(bn_exact_job *job, ptrdiff_t tasks)
     job->pieces = bn_parts(rows, job->piece);
 }
 
-/* Bring limbs below 2^32, the last excepted, which has the sign. */
+/* Bring all limbs below 2^32 except the last, which has the sign. */
 static inline void bn_carry(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels)
 {
     for (ptrdiff_t i = 0; i + 1 < n; i++) {
@@ -86,8 +86,8 @@ static inline void bn_carry(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels)
     }
 }
 
-/* Of carried limbs, which are needed: *first is the first that is not 0 in all channels; the last has a sign, and 32
- * bits with it. Returns their number; the limb below a last one that is not needed gets the sign. */
+/* Find which of carried limbs are needed. *first becomes the first limb that is not 0 in all channels. The last limb is
+ * not needed if the limb below it, which then gets the sign, stays within 32 bits with it. Return the number needed. */
 static inline ptrdiff_t bn_trim(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels, ptrdiff_t *first)
 {
     ptrdiff_t begin = 0;
@@ -108,7 +108,7 @@ static inline ptrdiff_t bn_trim(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels,
     return n - begin;
 }
 
-/* The limbs of one of the two sums that any task has used: *first and the number of them. */
+/* Find the limbs of one of the two sums that any task has used: set *first, and return their number. */
 static inline ptrdiff_t bn_used(const bn_exact_job *job, int which, ptrdiff_t *first)
 {
     const bn_total *t = job->totals;
@@ -124,7 +124,7 @@ static inline ptrdiff_t bn_used(const bn_exact_job *job, int which, ptrdiff_t *f
     return begin < end ? end - begin : 0;
 }
 
-/* Add the limbs of all tasks, `n` from `first` on, to zeros. */
+/* Add the limbs of all tasks, `n` of them from `first` on, to `to`, which holds zeros. */
 static inline void bn_gather(const bn_exact_job *job, int which, ptrdiff_t first, ptrdiff_t n, int64_t *to)
 {
     const ptrdiff_t tasks = job->pieces * job->groups, C = job->channels;

@@ -1,4 +1,4 @@
-# The loops of the exact sums, one source for every SIMD build, as those in loops/table.pyx are.
+# The loops of the exact sums: one source for every SIMD build, like loops/table.pyx.
 
 from cpython.pycapsule cimport PyCapsule_New
 

@@ -1,5 +1,5 @@
-/* A task of the exact sums: pieces of rows times groups of columns, or pieces of runs times groups of channels. No task
- * knows of another, and integers are added afterwards, so how the work is cut changes no bit. */
+/* The tasks of the exact sums: pieces of rows times groups of columns, or pieces of runs times groups of channels.
+ * Tasks are independent, and their integers are added afterwards, so how the work is cut changes no bit. */
 #ifndef BNORM_EXACT_TASKS_H
 #define BNORM_EXACT_TASKS_H
 
@@ -9,39 +9,39 @@
 #include "integers.h"
 
 enum {
-    BN_FIRST = 32,          /* rows of the first block, from which come the first windows */
-    BN_DIRECT = 512,        /* values of a run that are worth reading where they are */
-    BN_ROOM = 1 << 17,      /* bytes of a block of rows, which stay near the processor */
-    BN_SPAN = 256           /* columns of a group, at most */
+    BN_FIRST = 32,          /* rows of the first block, which gives the first windows */
+    BN_DIRECT = 512,        /* a run of this many values is read in place, not copied */
+    BN_ROOM = 1 << 17,      /* the most bytes of a block of rows, so that it stays in a near cache */
+    BN_SPAN = 256           /* the most columns of a group */
 };
 
 typedef struct {
     const void *x;          /* [outer][channels][inner], of a type of kinds.h */
     const unsigned char *mask;  /* [outer][inner] or NULL: which values count */
     int kind;
-    int runs;               /* of a channel at a time; else `widen` outer positions are a row of `width` columns */
+    int runs;               /* sum runs of one channel; otherwise rows of `widen` outer positions, `width` columns */
     ptrdiff_t outer, channels, inner;
     ptrdiff_t widen, width;
-    ptrdiff_t segment, segments;            /* a run is cut into so many of so many values */
-    ptrdiff_t piece, pieces, group, groups; /* rows or runs; columns or channels */
+    ptrdiff_t segment, segments;            /* a run is cut into `segments` of `segment` values */
+    ptrdiff_t piece, pieces, group, groups; /* a piece: rows or segments; a group: columns or channels */
     bn_total *totals;       /* one for each task */
     int failed;             /* there was no memory */
 } bn_exact_job;
 
 /* What a task works with. */
 typedef struct {
-    const bn_exact_job *job;    /* of columns that do not fill a row, another than that of the task */
+    const bn_exact_job *job;    /* the task's job, or one for positions that do not fill a row */
     bn_total *total;
-    size_t size;            /* bytes of a value, where it is read */
-    int wide, real;         /* doubles; floats or doubles, read as they are or converted */
-    int r;                  /* blocks have 2^r rows at most */
-    ptrdiff_t lanes;        /* of a strip */
-    bn_strip *strips;       /* of floats, */
+    size_t size;            /* bytes of a value as it is summed */
+    int wide, real;         /* wide: summed as doubles; real: as doubles or floats, else as integers */
+    int r;                  /* blocks have at most 2^r rows */
+    ptrdiff_t lanes;        /* the lanes of a strip */
+    bn_strip *strips;       /* sums of floats or doubles, */
     bn_sums *sums;          /* or of integers */
     ptrdiff_t *channel;     /* [strips][lanes] */
-    int64_t rows, blocks;   /* in the sums of integers */
-    char *room;             /* for values that are converted or chosen */
-    ptrdiff_t *place;       /* [columns] in the mask */
+    int64_t rows, blocks;   /* rows and blocks in the sums of integers */
+    char *room;             /* memory for values that are converted, masked or collected */
+    ptrdiff_t *place;       /* [columns]: the index of a column in the mask */
 } bn_work;
 
 BN_INLINE size_t bn_size_of(int kind)
@@ -59,7 +59,7 @@ static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_
         bn_add_integers(w->job->kind, x, rows, stride, width, w->sums[k]);
 }
 
-/* Put the sums of all strips into limbs. */
+/* Put the sums of all strips into the limbs. */
 static inline void bn_finish_strips(bn_work *w, ptrdiff_t strips, int alone)
 {
     for (ptrdiff_t k = 0; k < strips; k++) {
@@ -72,7 +72,7 @@ static inline void bn_finish_strips(bn_work *w, ptrdiff_t strips, int alone)
     w->rows = w->blocks = 0;
 }
 
-/* n values from position `at` on, converted or copied; those that do not count are 0. */
+/* Copy n values from position `at` on, converted to float if they are half precision. */
 static inline void bn_take(const bn_work *w, ptrdiff_t at, ptrdiff_t n, char *to)
 {
     const int kind = w->job->kind;
@@ -82,7 +82,7 @@ static inline void bn_take(const bn_work *w, ptrdiff_t at, ptrdiff_t n, char *to
         memcpy(to, (const char *)w->job->x + (size_t)at * w->size, (size_t)n * w->size);
 }
 
-/* Make values 0 where the mask is. place: where the mask of each is, or NULL if it is there in order. */
+/* Set values to 0 where the mask is 0. place: the index of each value in the mask, or NULL if the order is the same. */
 static inline void bn_mask(char *x, ptrdiff_t n, size_t size, const unsigned char *mask, const ptrdiff_t *place)
 {
 #define BN_MASK_AS(type)                                     \
@@ -109,14 +109,15 @@ BN_INLINE int bn_is_taken(const bn_exact_job *job)
     return job->mask || job->kind == BN_HALF || job->kind == BN_BFLOAT;
 }
 
-/* Where strip k of so many columns begins: the last ends with them, and leaves its first lanes to the one before. */
+/* Return the column at which strip k begins. The last strip ends with the last column; columns that it shares with the
+ * strip before it count only there. */
 BN_INLINE ptrdiff_t bn_strip_at(const bn_work *w, ptrdiff_t k, ptrdiff_t width)
 {
     const ptrdiff_t last = width > w->lanes ? width - w->lanes : 0;
     return k * w->lanes < last ? k * w->lanes : last;
 }
 
-/* The columns [begin, end) of rows [from, to), read where they are or taken to the room. */
+/* Sum the columns [begin, end) of rows [from, to), in place or copied to w->room. */
 static inline void bn_rows(bn_work *w, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t from, ptrdiff_t to)
 {
     const bn_exact_job *job = w->job;
@@ -174,7 +175,7 @@ static inline void bn_columns_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
     const ptrdiff_t left = job->outer % job->widen;
     if (left == 0 || piece + 1 < job->pieces || group > 0)
         return;
-    bn_exact_job last = *job;   /* one row, of the outer positions that do not fill one */
+    bn_exact_job last = *job;   /* a shorter row: the outer positions that do not fill a row */
     last.width = left * each;
     last.x = (const char *)job->x + (size_t)((job->outer - left) * each) * bn_size_of(job->kind);
     last.mask = job->mask ? job->mask + (job->outer - left) * job->inner : NULL;
@@ -184,7 +185,7 @@ static inline void bn_columns_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
     w->job = job;
 }
 
-/* Blocks of rows of one channel. Until there is a window, the first is short. */
+/* Sum rows of one channel, in blocks. Until there is a window, blocks are short. */
 static inline void bn_run_rows(bn_work *w, const char *x, ptrdiff_t rows, int ahead)
 {
     const ptrdiff_t row = w->lanes * (ptrdiff_t)w->size;
@@ -197,7 +198,8 @@ static inline void bn_run_rows(bn_work *w, const char *x, ptrdiff_t rows, int ah
     }
 }
 
-/* Values of one channel; what fills no row, and short runs, wait in the room for others. */
+/* Sum values of one channel. Short runs, and values that do not fill a row, are collected in w->room; *held: how many.
+ * */
 static inline void bn_run(bn_work *w, ptrdiff_t *held, ptrdiff_t at, ptrdiff_t n, const unsigned char *mask)
 {
     const ptrdiff_t size = (ptrdiff_t)w->size, most = w->lanes << w->r;
@@ -246,7 +248,7 @@ static inline void bn_runs_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
     }
 }
 
-/* One task, into its own total. */
+/* Run task t: its sums go to its own total. */
 static inline void bn_exact_task(bn_exact_job *job, ptrdiff_t t)
 {
     const int half = job->kind == BN_HALF || job->kind == BN_BFLOAT, wide = job->kind == BN_FLOAT64;

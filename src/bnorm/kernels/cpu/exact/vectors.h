@@ -1,4 +1,5 @@
-/* Vectors of doubles for the exact sums: as many as one instruction takes, one where no instructions are known. */
+/* Vectors of doubles for the exact sums: as wide as those of the processor, or a single double where no vector
+ * instructions are known. */
 #ifndef BNORM_EXACT_VECTORS_H
 #define BNORM_EXACT_VECTORS_H
 
@@ -15,7 +16,7 @@
 #include "fetch.h"
 #include "lanes.h"
 
-/* least_*: the smallest magnitudes that were not 0, or infinity; a NaN is passed over. */
+/* bn_least_*: the smallest magnitudes so far that were not 0, or infinity; NaN is ignored. */
 #if defined(__AVX512F__)
 #define BN_WIDE 8
 #define BN_FUSED 1
@@ -31,7 +32,7 @@ typedef __m512i bn_least_f, bn_least_d;
 #define bn_fma(a, b, c) _mm512_fmadd_pd(a, b, c)
 #define bn_fms(a, b, c) _mm512_fmsub_pd(a, b, c)
 
-/* Magnitudes less 1 as integers, so that 0 is the largest. */
+/* Magnitudes minus 1 as unsigned integers, so that 0 becomes the largest. */
 BN_INLINE bn_least_f bn_none_f(void) { return _mm512_set1_epi32(-1); }
 BN_INLINE bn_least_d bn_none_d(void) { return _mm512_set1_epi64(-1); }
 
@@ -49,7 +50,7 @@ BN_INLINE bn_least_d bn_less_d(bn_least_d least, bn_doubles x)
 
 BN_INLINE void bn_keep_f(double *to, bn_least_f least)
 {
-    const __m512i b = _mm512_min_epu32(least, _mm512_set1_epi32(0x7F7FFFFF));   /* with 1 added, infinity */
+    const __m512i b = _mm512_min_epu32(least, _mm512_set1_epi32(0x7F7FFFFF));   /* plus 1 is infinity */
     const __m512 x = _mm512_castsi512_ps(_mm512_add_epi32(b, _mm512_set1_epi32(1)));
     _mm512_storeu_pd(to, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
     _mm512_storeu_pd(to + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
@@ -93,7 +94,7 @@ typedef bn_doubles bn_least_d;
 BN_INLINE bn_least_f bn_none_f(void) { return BN_EACH(set1_ps)(INFINITY); }
 BN_INLINE bn_least_d bn_none_d(void) { return BN_EACH(set1_pd)(INFINITY); }
 
-/* In a minimum with a NaN the second operand is kept. */
+/* These instructions return the second operand if one is NaN. */
 BN_INLINE bn_least_f bn_less_f(bn_least_f least, const float *x)
 {
     const bn_least_f a = BN_EACH(loadu_ps)(x), infinite = BN_EACH(set1_ps)(INFINITY);
@@ -153,15 +154,15 @@ BN_INLINE void bn_keep_f(double *to, bn_least_f least)
 #endif
 #endif
 
-/* x + y where the sum is exact or rounds once either way. Some processors add in units beside those that multiply: half
- * of the sums go through the latter. */
+/* x + y by a fused multiply-add, which rounds once as an addition does. Some processors have separate units for
+ * additions and multiplications: half of the sums use the units that multiply. */
 #ifdef BN_FUSED
 #define bn_also(x, y) bn_fma(x, bn_set(1.0), y)
 #else
 #define bn_also(x, y) bn_plus(x, y)
 #endif
 
-/* x^2 = q + the result, where nothing underflows and x is below 2^900. */
+/* Return x^2 - q, exactly if nothing underflows and x is below 2^900; q is x * x, rounded. */
 BN_INLINE bn_doubles bn_square_rest(bn_doubles x, bn_doubles q)
 {
 #ifdef BN_FUSED
@@ -173,7 +174,8 @@ BN_INLINE bn_doubles bn_square_rest(bn_doubles x, bn_doubles q)
 #endif
 }
 
-/* Subnormals are numbers here, and rounding is to nearest, whatever another library has set this thread to. */
+/* Do not flush subnormals to 0, and round to nearest, whatever another library has set for this thread. Return the
+ * settings before. */
 BN_INLINE unsigned bn_standard_arithmetic(void)
 {
 #if defined(__SSE2__) || defined(_M_X64)

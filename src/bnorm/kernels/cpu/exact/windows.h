@@ -1,23 +1,23 @@
-/* Sums of x and of x^2 without rounding: sixteen lanes at a time, some rows of them, float or double.
+/* Sums of x and of x^2 without rounding: some rows of sixteen lanes, float or double.
  *
- * Every sum is kept in a few doubles, of which each stays a multiple of its unit u and below 2^53 u: then no addition
- * rounds, in any order. What makes them so is a window: bounds B and e per lane such that
+ * Every sum is kept in a few doubles, each of which stays a multiple of its unit u and below 2^53 u: then no addition
+ * rounds, in any order. A window guarantees this: bounds B and e per lane such that
  *
  *     sum x^2 < 0.75 2^B      and      |x| >= 2^e for all x that are not 0,
  *
  * over a block of at most 2^r rows. A sum P of squares starts at 2^B, and stays below 2^(B + 1); so t = P + x^2 rounds
- * to a multiple of 2^(B - 52), h = t - P is what was really added, and l = x^2 - h, which is no more than 2^(B - 53),
- * goes to a sum of its own. A float has 24 digits, so l is a multiple of (2^(e - 23))^2, and Cauchy's inequality bounds
- * the sum of |x| by the root of 2^r 2^B; both sums are exact if
+ * to a multiple of 2^(B - 52), h = t - P is what was really added, and the rest l = x^2 - h, at most 2^(B - 53) in
+ * magnitude, goes to a sum of its own. A float has 24 binary digits, so l is a multiple of (2^(e - 23))^2, and Cauchy's
+ * inequality bounds the sum of |x| by the root of 2^r 2^B; the sums of x and of l are exact if
  *
  *     float     e >= (B + r) / 2 - 30.
  *
- * The square of a double is two doubles q + s, and s < 2^-53 q is added in the same way to a sum W that starts at
- * 1.5 2^(B - 52), and x to one that starts at 1.5 2^K, K = (r + B) / 2 + 1. That takes
+ * The square of a double is the sum of two doubles q + s with |s| < 2^-53 q. In the same way, s is added to a sum that
+ * starts at 1.5 2^(B - 52), and x to a sum that starts at 1.5 2^K, K = (r + B) / 2 + 1. That requires
  *
  *     double    e >= (B + r) / 2 - 27.
  *
- * B and e come from blocks before; blocks.h looks whether they held. */
+ * B and e come from earlier blocks; blocks.h checks whether a block satisfies them. */
 #ifndef BNORM_EXACT_WINDOWS_H
 #define BNORM_EXACT_WINDOWS_H
 
@@ -29,35 +29,35 @@
 
 enum {
     BN_LANES = 16,
-    BN_STARTS = 3,          /* sums that start away from 0 */
-    BN_PIECES = 6,          /* sums of a block of doubles; three of floats */
-    BN_BLOCK_F = 256,       /* rows of a block: few, so that the window is wide */
+    BN_STARTS = 3,          /* sums that do not start at 0 */
+    BN_PIECES = 6,          /* sums of a block of doubles; a block of floats has three */
+    BN_BLOCK_F = 256,       /* rows of a block of floats, and of doubles: few, so that the window is wide */
     BN_BLOCK_D = 128,
-    BN_SELDOM = 64,         /* of so many values one may not fit the window of its block */
-    BN_MANY = 1 << 24       /* blocks after which the sums of blocks are put into limbs */
+    BN_SELDOM = 64,         /* one of this many values may fall outside the window of its block */
+    BN_MANY = 1 << 24       /* blocks after which their sums are put into limbs */
 };
 
 typedef double bn_lanes[BN_LANES];
 
-/* Sixteen lanes: their windows, and the sums of their blocks, each in two parts. The units of a float's three sums:
- * those of x, h and l above; of a double's six: h, l, those of s, and those of x. */
+/* Sixteen lanes: their windows, and the sums of their blocks, each in two parts. A float's three sums are those of x, h
+ * and l above; a double's six are h and l of q, then of s, then of x. */
 typedef struct {
     bn_lanes start[BN_STARTS], least, most;
     bn_lanes split[BN_PIECES], sum[BN_PIECES][2];
     int at[BN_LANES];       /* B */
-    int blocks;             /* in the sums */
-    int open;               /* whether any lane has had a window */
+    int blocks;             /* the number of blocks in the sums */
+    int open;               /* whether any lane has ever had a window */
 } bn_strip;
 
-/* What to fetch while a strip is summed: lines of 64 bytes, one for each row of floats and two for doubles. */
+/* What to fetch while a strip is summed: cache lines, one for each row of floats and two for each row of doubles. */
 typedef struct {
     const char *from;
-    ptrdiff_t row, line;    /* bytes from one row's to the next, from the first of a row to the second */
+    ptrdiff_t row, line;    /* bytes between the first lines of two rows, and between the two lines of a row */
 } bn_next;
 
 static const int bn_class_f[3] = {0, 1, 1}, bn_class_d[6] = {1, 1, 1, 1, 0, 0};
 
-/* 2^e, for e that a double can have. */
+/* Return 2^e, for an e within the range of doubles. */
 BN_INLINE double bn_power(int e)
 {
     uint64_t bits = e >= -1022 ? (uint64_t)(e + 1023) << 52 : (uint64_t)1 << (e + 1074);
@@ -68,7 +68,7 @@ BN_INLINE double bn_power(int e)
 
 BN_INLINE int bn_half_up(int n) { return n >= 0 ? (n + 1) / 2 : -(-n / 2); }
 
-/* e with |x| < 2^e, x not 0. */
+/* Return the least e with |x| < 2^e, for x that is not 0. */
 BN_INLINE int bn_above(double x)
 {
     int e;
@@ -95,7 +95,7 @@ static inline void bn_window(bn_strip *s, int lane, int B, int r, int wide)
         s->split[k][lane] = 1.5 * bn_power((possible ? units[k] : 0) + 78);
 }
 
-/* Empty sums, and in all lanes the same window. */
+/* Set the sums to 0 and all lanes to the same window. */
 static inline void bn_start_strip(bn_strip *s, int B, int r, int wide)
 {
     memset(s, 0, sizeof *s);
@@ -107,7 +107,7 @@ static inline void bn_start_strip(bn_strip *s, int B, int r, int wide)
         s->at[i] = B;
 }
 
-/* The same, but that only zeros are admitted. */
+/* Set the sums to 0 and all lanes to a window that admits only zeros. */
 static inline void bn_start_closed(bn_strip *s, int wide)
 {
     bn_start_strip(s, 0, 0, wide);
@@ -115,7 +115,8 @@ static inline void bn_start_closed(bn_strip *s, int wide)
         s->least[i] = INFINITY;
 }
 
-/* The sums of a block whose window holds, and what shows whether it does: the smallest magnitude that is not 0. */
+/* Sum a block, and write to `least` the smallest magnitude of each lane that is not 0. The sums are exact if they and
+ * `least` satisfy the bounds of the window. */
 BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, const bn_strip *w, bn_lanes *sum,
                              double *least, const bn_next *next)
 {
@@ -153,7 +154,7 @@ BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, c
     }
 }
 
-/* high += x; low += what that rounded away, for |high| > |x|. */
+/* high += x, and low += the rounding error of that, for |high| > |x|. */
 #define BN_ADD_SPLIT(high, low, x)                               \
     {                                                            \
         const bn_doubles t = bn_also(x, high);                   \
@@ -161,7 +162,7 @@ BN_INLINE void bn_sum_floats(const float *x, ptrdiff_t rows, ptrdiff_t stride, c
         high = t;                                                \
     }
 
-/* The six sums of a vector of lanes. */
+/* The six sums of a vector of lanes: high and low sums of squares, of their rounding errors, and of values. */
 typedef struct { bn_doubles p, l, v, k, a, b; } bn_six;
 
 BN_INLINE void bn_add_six(bn_six *s, bn_doubles c)
@@ -190,7 +191,7 @@ BN_INLINE void bn_keep_six(const bn_six *s, const bn_strip *w, int at, bn_lanes 
     bn_store(sum[5] + at, s->b);
 }
 
-/* Two vectors of a row at a time, where there are registers for them. */
+/* Vectors of a row that are summed at a time: two if there are enough registers. */
 enum { BN_PAIR = BN_WIDE == 8 ? 2 : 1 };
 
 BN_INLINE void bn_sum_doubles(const double *x, ptrdiff_t rows, ptrdiff_t stride, const bn_strip *w, bn_lanes *sum,
@@ -223,7 +224,7 @@ BN_INLINE void bn_sum_doubles(const double *x, ptrdiff_t rows, ptrdiff_t stride,
     }
 }
 
-/* Add the sums of a block to those of the strip, in two parts, which have room for BN_MANY blocks. */
+/* Add the sums of a block to those of the strip, in two parts, which stay exact for BN_MANY blocks. */
 BN_INLINE void bn_close_block(bn_strip *s, bn_lanes *sum, int pieces)
 {
     for (int k = 0; k < pieces; k++)
@@ -235,7 +236,7 @@ BN_INLINE void bn_close_block(bn_strip *s, bn_lanes *sum, int pieces)
     s->blocks++;
 }
 
-/* Put the sums of a lane into the limbs of its channel, times 2^scale for x and the square of that for x^2. */
+/* Put the sums of a lane into the limbs of its channel, those of x times 2^scale and those of x^2 times 2^(2 scale). */
 static inline void bn_flush_lane(bn_strip *s, const bn_home *home, int lane, int scale, int wide)
 {
     const int *class = wide ? bn_class_d : bn_class_f;
@@ -248,7 +249,7 @@ static inline void bn_flush_lane(bn_strip *s, const bn_home *home, int lane, int
         }
 }
 
-/* The same of all lanes. Lanes of one channel and one window are added first: the parts have room for sixteen. */
+/* Do that for all lanes. If all lanes are of one channel and window they are added first; sixteen sums stay exact. */
 static inline void bn_flush_scaled(bn_strip *s, const bn_home *home, int scale, int wide)
 {
     if (s->blocks == 0)

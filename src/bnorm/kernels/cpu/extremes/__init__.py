@@ -1,1 +1,1 @@
-"""Extremes of channels: the entry, and its loops, one source for every SIMD level."""
+"""Extremes of channels: the entry and its loops, which are one source for every SIMD level."""

@@ -15,7 +15,7 @@ from bnorm.kernels.cpu.threads cimport threads_for
 cnp.import_array()
 
 cdef enum:
-    PER_THREAD = 2      # tasks, so that a thread whose core is taken is not waited for
+    PER_THREAD = 2      # tasks per thread, so that others take tasks of a thread whose core is busy
 
 cdef extremes_task_t task = NULL
 
@@ -70,7 +70,7 @@ cdef void find(bn_extremes_job* job, void* memory, double* found, Py_ssize_t ste
         low = INFINITY
         high = -INFINITY
         for t in range(job.pieces):
-            if not job.least[t * job.channels + c] >= low:      # NaN comes in, and stays
+            if not job.least[t * job.channels + c] >= low:      # true for NaN, which then stays
                 low = job.least[t * job.channels + c]
             if not job.greatest[t * job.channels + c] <= high:
                 high = job.greatest[t * job.channels + c]
@@ -83,10 +83,10 @@ cdef void find(bn_extremes_job* job, void* memory, double* found, Py_ssize_t ste
 
 
 def extremes(cnp.ndarray x not None, cnp.ndarray weight=None, bint skipna=False):
-    """The least and the greatest value of each channel, float64 (2, C).
+    """Return the least and the greatest value of each channel, float64 (2, C).
 
-    A value of weight 0, even NaN, does not count; with skipna NaN never counts, else it makes both NaN. Without any
-    value both are NaN.
+    A value of weight 0, even NaN, does not count. Any other NaN does not count if skipna is set, and otherwise makes
+    both extremes NaN. They are also NaN if no value counts.
     """
     cdef bn_extremes_job job
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)

@@ -1,9 +1,9 @@
 /* The least and the greatest value of each channel in a piece of the positions of an array (outer, channels, inner).
  *
  * Values are compared in their own type, a row of at most BN_ROW columns at a time; half precision is converted to
- * float first. Floats are compared as if there were no NaN, and their bits tell whether there was one. Where there was,
- * they are compared again, with comparisons that are false for NaN, so that it never enters. No value is rounded, and
- * no result depends on the order. */
+ * float first. Floats are first compared as if there were no NaN, and their bits tell whether there was one. If there
+ * was, they are compared again, with comparisons that are false for NaN, so that a NaN never becomes an extreme. No
+ * value is rounded, and no result depends on the order. */
 #ifndef BNORM_EXTREMES_H
 #define BNORM_EXTREMES_H
 
@@ -25,8 +25,8 @@
 #define BN_ALONE __restrict__
 #endif
 
-/* Where no value is NaN and the sign of 0 does not matter, one instruction gives the lesser of two vectors; a compiler
- * that is not told so compares and selects. */
+/* If the compiler may assume that no value is NaN and that the sign of 0 does not matter, it takes the minimum of two
+ * vectors in one instruction. Otherwise it compares and selects. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define BN_NUMBERS __attribute__((optimize("finite-math-only", "no-signed-zeros")))
 #else
@@ -34,8 +34,8 @@
 #endif
 #define BN_ANY
 
-enum { BN_ROW = 256, BN_LANES = 64 };   /* columns of rows, and of a run, unless it is shorter than these */
-/* Bytes: fetched before they are needed, and at a time. */
+enum { BN_ROW = 256, BN_LANES = 64 };   /* the most columns of a row; the columns of a short run of one channel */
+/* Bytes between a fetch and the reading, and bytes of a cache line. */
 enum { BN_AHEAD = 8192, BN_LINE = 64 };
 
 /* Fetch four rows of n bytes. */
@@ -47,7 +47,7 @@ static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t 
             bn_fetch_line(x + i);
 }
 
-/* Rows of n <= BN_ROW columns, of which each has its own extremes so far. odd: negative where there was a NaN. */
+/* The extremes so far of each of up to BN_ROW columns. odd: negative if there was a NaN. */
 #define BN_COLUMNS_OF(type, name, flag)                                                                             \
     typedef struct {                                                                                                \
         type least[BN_ROW], greatest[BN_ROW];                                                                       \
@@ -90,7 +90,7 @@ static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t 
     {                                                                                                               \
         const type *x = (const type *)values + at;                                                                  \
         const ptrdiff_t bytes = n * (ptrdiff_t)sizeof(type), ahead = (BN_AHEAD / bytes + 4) / 4 * 4;                \
-        const ptrdiff_t near = far ? rows - ahead - 3 : 0;   /* from there on no rows are left to be fetched */     \
+        const ptrdiff_t near = far ? rows - ahead - 3 : 0;   /* from this row on none are left to be fetched */     \
         ptrdiff_t r = 0;                                                                                            \
         for (; n == BN_ROW && r + 4 <= rows; r += 4) {                                                              \
             if (r < near)                                                                                           \
@@ -111,7 +111,7 @@ static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t 
             bn_row_##name(x + r * stride, n, least, greatest, odd);                                                 \
     }
 
-/* All columns into the first: n is a power of two. */
+/* Merge all n columns into the first; n is a power of two. */
 #define BN_FOLD_OF(type, name, how)                                                                                 \
     how static void bn_fold_##name(ptrdiff_t n, type *least, type *greatest)                                        \
     {                                                                                                               \
@@ -168,7 +168,7 @@ typedef union {
     bn_columns_int16 i16;
 } bn_columns;
 
-/* What a task knows of its channels so far. */
+/* The state of a task: the extremes of its channels so far, and memory for columns. */
 typedef struct {
     const bn_extremes_job *job;
     double *least, *greatest;
@@ -177,14 +177,14 @@ typedef struct {
 
 static inline void bn_put(bn_extremes_work *w, ptrdiff_t channel, double least, double greatest, int odd)
 {
-    /* A NaN that counts makes both NaN, and nothing changes NaN again. */
+    /* A NaN that counts makes both NaN; the comparisons below never replace NaN. */
     if (odd && !w->job->skipna)
         w->least[channel] = w->greatest[channel] = NAN;
     w->least[channel] = least < w->least[channel] ? least : w->least[channel];
     w->greatest[channel] = greatest > w->greatest[channel] ? greatest : w->greatest[channel];
 }
 
-/* The channel of one column after the other. */
+/* An iterator over columns, for bn_channel, which returns the channel of the next column. */
 typedef struct {
     ptrdiff_t channel, passed, run, channels;
 } bn_place;
@@ -199,8 +199,8 @@ static inline ptrdiff_t bn_channel(bn_place *p)
     return channel;
 }
 
-/* Rows in memory, and whose their columns are: column j belongs to channel (first + j) / run. alone: the run is a
- * power of two, and all of them are of the same one. */
+/* Rows in memory; column j belongs to channel (first + j) / run. alone: `run` is a power of two, and all columns belong
+ * to one channel. */
 typedef struct {
     ptrdiff_t at, rows, stride, n;
     ptrdiff_t first, run, alone;
@@ -214,7 +214,7 @@ typedef struct {
         for (ptrdiff_t j = 0; j < rows->n; j++)                                                                     \
             bn_put(w, bn_channel(&place), (double)c->least[j], (double)c->greatest[j], c->odd[j] < 0);              \
     }                                                                                                               \
-    /* One column after the other of one channel each. */                                                           \
+    /* Each column is of the channel after that of the column before. */                                            \
     static void bn_put_channels_##name(bn_extremes_work *w, const bn_columns_##name *c, const bn_rows *rows)        \
     {                                                                                                               \
         const ptrdiff_t channels = w->job->channels;                                                                \
@@ -265,7 +265,7 @@ BN_COMPARE_OF(int8_t, int8, int8, int8_t, INT8_MIN, INT8_MAX)
 BN_COMPARE_OF(uint16_t, uint16, uint16, int16_t, 0, UINT16_MAX)
 BN_COMPARE_OF(int16_t, int16, int16, int16_t, INT16_MIN, INT16_MAX)
 
-/* Without a value that counts, the least is above the greatest. */
+/* Update the extremes by some rows. If no value counts, the least stays above the greatest. */
 static void bn_compare(bn_extremes_work *w, bn_rows rows)
 {
     switch (w->job->kind) {
@@ -308,7 +308,7 @@ static inline double bn_value(int kind, const void *x, ptrdiff_t at)
     return v;
 }
 
-/* One by one, those of weight 0 left out. */
+/* Compare values one by one, without those of weight 0. */
 static void bn_weighted_extremes(bn_extremes_work *w, ptrdiff_t begin, ptrdiff_t end)
 {
     const bn_extremes_job *job = w->job;
@@ -322,7 +322,7 @@ static void bn_weighted_extremes(bn_extremes_work *w, ptrdiff_t begin, ptrdiff_t
             }
 }
 
-/* n values of one channel. */
+/* Compare n adjacent values of one channel. */
 static void bn_run(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t n, ptrdiff_t channel)
 {
     const ptrdiff_t columns = n < 16 * BN_ROW ? BN_LANES : BN_ROW, rows = n / columns, rest = n % columns;
@@ -362,7 +362,7 @@ static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)
             const ptrdiff_t n = width - j < BN_ROW ? width - j : BN_ROW;
             bn_compare(w, (bn_rows){begin * width + j, end - begin, width, n, j, job->inner, 0});
         }
-    } else {        /* several rows are one of more columns */
+    } else {        /* take k rows as one row of more columns */
         const ptrdiff_t k = BN_ROW / width, rows = (end - begin) / k, done = begin + rows * k;
         if (rows)
             bn_compare(w, (bn_rows){begin * width, rows, k * width, k * width, 0, job->inner, 0});

@@ -1,21 +1,21 @@
-/* What the entry of the extremes tells its loops. */
+/* The job that the entry of the extremes gives to its loops. */
 #ifndef BNORM_EXTREMES_JOB_H
 #define BNORM_EXTREMES_JOB_H
 
 #include <stddef.h>
 
-/* Bytes of an array that hardly lies in a cache, so that it is fetched ahead: in a cache, that costs up to a third of
- * the speed; from memory it doubled it. */
+/* An array of this many bytes is hardly in a cache, so it is fetched ahead. For an array in a cache that would cost up
+ * to a third of the speed; from memory it doubled the speed. */
 enum { BN_FAR = 16 << 20 };
 
 typedef struct {
     const void *x;
-    const double *weight;   /* [outer][inner] or NULL: where it is 0 a value does not count */
+    const double *weight;   /* [outer][inner] or NULL: a value of weight 0 does not count */
     int kind;               /* of kinds.h, BN_FLOAT64 at most */
-    int skipna;             /* else a channel with NaN has the extremes NaN */
-    int far;                /* x is BN_FAR or more */
+    int skipna;             /* ignore NaN; otherwise a channel with NaN has NaN extremes */
+    int far;                /* x has BN_FAR bytes or more */
     ptrdiff_t outer, channels, inner;
-    ptrdiff_t piece, pieces;        /* outer positions of a task; if there is one channel, values */
+    ptrdiff_t piece, pieces;        /* outer positions of a task; with one channel and no weights, its values */
     int threads;
     double *least, *greatest;       /* [pieces][channels]: infinities where nothing counts */
 } bn_extremes_job;

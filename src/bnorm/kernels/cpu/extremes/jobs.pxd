@@ -1,4 +1,4 @@
-"""What the entry of the extremes tells its loops."""
+"""The job that the entry of the extremes gives to its loops: see job.h."""
 
 cdef extern from "job.h" nogil:
     enum:

@@ -1,9 +1,9 @@
-# Second derivatives where statistics are per channel: a tile of columns at a time, which are some channels of short
-# runs, or the lanes of one long run.
+# Second derivatives where statistics are per channel, for a tile of columns at a time: some channels with short runs,
+# or the lanes of one channel's long runs.
 
 cdef void open_tile(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssize_t run, double* mean, double* rstd,
                     real* high, real* scale, real* shift) noexcept nogil:
-    """The statistics and parameters of the columns of a tile; a channel has `run` columns."""
+    """Write the statistics and parameters of each column of a tile; a channel has `run` columns."""
     cdef Py_ssize_t j, c
     for j in range(width):
         c = begin + j // run
@@ -17,7 +17,7 @@ cdef void open_tile(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ss
 cdef const double* weights_of(
     const Second* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t width, double* room
 ) noexcept nogil:
-    """The weights of a row of columns, from position i of the run on; NULL if all are 1."""
+    """Return the weights of a row of columns, from position i of the run on; NULL if all are 1."""
     cdef Py_ssize_t j, k = 0
     cdef const double* w
     if job.weight == NULL:
@@ -34,7 +34,7 @@ cdef const double* weights_of(
 cdef void add_row(const Second* job, const real* dy, const real* x, const real* v, const double* weight, Py_ssize_t n,
                   const double* mean, const double* rstd, const real* high, const real* scale, const real* shift,
                   double* s) noexcept nogil:
-    """Add a row of columns to their sums. With weights, a g or a weight of 0 adds nothing whatever its x."""
+    """Add a row of columns to their sums. If there are weights, a g or weight of 0 adds nothing, even if x is NaN."""
     cdef Py_ssize_t j
     cdef double g, u, w
     if job.act.kind == BN_IDENTITY and weight == NULL:
@@ -60,7 +60,7 @@ cdef void add_row(const Second* job, const real* dy, const real* x, const real* 
 
 
 cdef void sums_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t channels, const real* x) noexcept nogil:
-    """The sums of some channels over one piece of the outer axis."""
+    """Compute the sums of some channels over one piece of the outer axis."""
     cdef Py_ssize_t run = min(job.inner, <Py_ssize_t>LANES), o, i, at_row
     cdef Py_ssize_t width = channels * run, span = job.inner if job.inner > LANES else width, rows = 0
     cdef double[TILE] mean, rstd, room
@@ -93,7 +93,7 @@ cdef void gather(const Second* job, double* s, Py_ssize_t width, Py_ssize_t run,
 
 
 cdef void open_map(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssize_t run, Map* m) noexcept nogil:
-    """The numbers of the map of a tile, from the sums of its channels."""
+    """Compute the coefficients of the map of a tile from the sums of its channels."""
     cdef Py_ssize_t C = job.channels, c, j
     cdef const double* s
     cdef double n = job.count, a, k
@@ -110,6 +110,7 @@ cdef void open_map(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ssi
 cdef void map_row(const Second* job, const real* dy, const real* x, const real* v, const double* weight, Py_ssize_t n,
                   const Map* m, const double* mean, const double* rstd, const real* high, const real* scale,
                   const real* shift, real* d_dy, real* dx, real* curved) noexcept nogil:
+    """Map a row of columns. curved: gets `bent`, or NULL."""
     cdef Py_ssize_t j
     cdef double g, u, w
     cdef real y, e
@@ -130,13 +131,13 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
         d_dy[j] = pulled(job, y, e)
         w = 1.0 if weight == NULL else weight[j]
         g = 0.0 if g == 0.0 else m.of_u[j] * g
-        if w != 0.0 and not job.frozen:     # where x may be NaN
+        if w != 0.0 and not job.frozen:     # x may be NaN if w is 0
             g += w * (m.through[j] * <double>v[j] + m.tilt[j] * u + m.level[j])
         dx[j] = <real>(rstd[j] * g)
 
 
 cdef void map_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t channels, const real* x) noexcept nogil:
-    """d_dy and dx of some channels over one piece, from the sums in the first piece."""
+    """Compute d_dy and dx of some channels over one piece, from the total sums, which the first piece has."""
     cdef Py_ssize_t run = min(job.inner, <Py_ssize_t>LANES), o, i, at_row
     cdef Py_ssize_t width = channels * run, span = job.inner if job.inner > LANES else width
     cdef double[TILE] mean, rstd, room

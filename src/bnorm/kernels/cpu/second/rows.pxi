@@ -1,14 +1,14 @@
-# Second derivatives where statistics are per row: a row at a time.
+# Second derivatives where statistics are per row, for a row at a time.
 
 ctypedef struct Row:
-    double mean, rstd, low      # low: what the mean in the type of x leaves over, normalized
+    double mean, rstd, low      # low: what rounding the mean to the type of x has added, times rstd
     double[SUMS] s
     double count
     const double* weight        # of each position of a run, or NULL
-    double tilt, level, v_mean, v_tilt, along_v, along_h
+    double tilt, level, v_mean, v_tilt, along_v, along_h    # coefficients: d_dy and dx are linear in u, 1, v and h
 
 
-# One channel of a row: its parameters, and the row's map with gamma and beta in it.
+# One channel of a row: its parameters, and the scale and shift of the forward's map.
 ctypedef struct Gain:
     double gamma, beta, k, q, scale, shift
 
@@ -24,8 +24,8 @@ cdef inline Gain gain_of(const Second* job, Py_ssize_t c, const Row* row, double
 cdef inline real before_activation(
     const Second* job, real x, const Row* row, const Gain* gain, const real* high
 ) noexcept nogil:
-    """The argument of the activation, rounded as in the forward, which has one formula for rows with a gamma for each
-    value, and another for runs of a channel."""
+    """Return the argument of the activation, rounded as in the forward. The forward has one formula for rows with a
+    gamma for each value, and another for runs of a channel."""
     if job.inner == 1:
         return ((x - high[0]) * <real>row.rstd + <real>row.low) * <real>gain.gamma + <real>gain.beta
     return (x - high[0]) * <real>gain.scale + <real>gain.shift
@@ -33,7 +33,7 @@ cdef inline real before_activation(
 
 cdef void add_run(const Second* job, const real* dy, const real* x, const real* v, Py_ssize_t n, Row* row,
                   const Gain* gain, const real* high) noexcept nogil:
-    """Add a run of one gamma to the sums of its row. With weights, where w and g are 0 x is not read as a number."""
+    """Add a run with one gamma to the sums of its row. If there are weights, x may be NaN where w and g are 0."""
     cdef double h0, h1, v0, v1, t, k0, k1, g, u, h, w = 1.0
     cdef Py_ssize_t i, begin = 0, end
     while begin < n:
@@ -65,7 +65,7 @@ cdef void add_run(const Second* job, const real* dy, const real* x, const real* 
 
 cdef void add_columns(const real* dy, const real* x, const real* v, const double* gamma, const double* k, Py_ssize_t n,
                       Row* row) noexcept nogil:
-    """As add_run, for a whole row with a gamma for each value and without an activation: in lanes, which vectorize."""
+    """Do the same for a full row with a gamma for each value, without an activation: in lanes, which vectorize."""
     cdef double[SUMS * WIDTH] s
     cdef double u, h, mean = row.mean, rstd = row.rstd
     cdef Py_ssize_t i = 0, e, lanes = WIDTH
@@ -89,7 +89,7 @@ cdef void add_columns(const real* dy, const real* x, const real* v, const double
 
 
 cdef void finish_row(const Second* job, Row* row) noexcept nogil:
-    """The numbers of a row's map, from its sums."""
+    """Compute the coefficients of a row's map from its sums."""
     cdef double n = row.count, r = row.rstd, centered = job.rule != BN_MEAN_SQUARE
     cdef const double* s = row.s
     row.tilt = -(r * (s[T] - (centered * s[H0] * s[V0] + 3.0 * s[H1] * s[V1]) / n) + s[K1]) / n
@@ -102,7 +102,7 @@ cdef void finish_row(const Second* job, Row* row) noexcept nogil:
 
 cdef double map_run(const Second* job, const real* dy, const real* x, const real* v, Py_ssize_t n, const Row* row,
                     const Gain* gain, const real* high, real* d_dy, real* dx, real* curved) noexcept nogil:
-    """d_dy and dx of a run of one gamma; its part of dgamma."""
+    """Compute d_dy and dx of a run with one gamma. Return its part of dgamma."""
     cdef double sum = 0.0, g, u, h, w = 1.0
     cdef real y, e
     cdef Py_ssize_t i
@@ -115,7 +115,7 @@ cdef double map_run(const Second* job, const real* dy, const real* x, const real
         d_dy[i] = pulled(job, y, e)
         if row.weight != NULL:
             w = row.weight[i]
-            u = 0.0 if w == 0.0 else u      # which is multiplied by w below, and h and e by g
+            u = 0.0 if w == 0.0 else u      # below, u is multiplied by w, h and e by g: 0 times NaN must be 0
             if w == 0.0 and g == 0.0:
                 h = 0.0
                 e = 0
@@ -131,7 +131,7 @@ cdef double map_run(const Second* job, const real* dy, const real* x, const real
 cdef void map_columns(const real* dy, const real* x, const real* v, const double* gamma, const double* k,
                       const double* q, Py_ssize_t n, const Row* row, real* d_dy, real* dx,
                       double* dgamma) noexcept nogil:
-    """The same for a whole row as in add_columns."""
+    """Do the same for a full row, as in add_columns."""
     cdef double u, h, mean = row.mean, rstd = row.rstd, v_mean = row.v_mean, v_tilt = row.v_tilt
     cdef double along_v = row.along_v, along_h = row.along_h, tilt = row.tilt, level = row.level
     cdef Py_ssize_t i
@@ -145,7 +145,7 @@ cdef void map_columns(const real* dy, const real* x, const real* v, const double
 
 
 cdef void one_row(const Second* job, Py_ssize_t o, Py_ssize_t group, double* dgamma, const real* x) noexcept nogil:
-    """d_dy and dx of one row, and its part of dgamma."""
+    """Compute d_dy and dx of one row, and add its part of dgamma."""
     cdef Py_ssize_t L = job.inner, size = job.channels * L, at_row = o * job.groups + group, c, p = group * job.channels
     cdef const real* dy = <const real*>job.dy + at_row * size
     cdef const real* v = <const real*>job.v + at_row * size
