@@ -6,7 +6,7 @@ dx = bn.backward(dy)            # adds to bn.gamma.grad and bn.beta.grad
 for p in bn.parameters():
     p.data -= 0.1 * p.grad
 bn.zero_grad()
-bn.to("cuda")                   # from here on it takes and returns CuPy arrays
+bn.to("cuda")                   # from now on it takes and returns CuPy arrays
 """
 
 from bnorm.devices import DeviceError

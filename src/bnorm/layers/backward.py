@@ -29,11 +29,11 @@ class Layer(Protocol):
     def _pulled(self, holder: Any, dy: Any, saved: Saved, out: ndarray | None) -> ndarray: ...
 
 
-OPEN: list[Taker] = []  # of all threads. It is nearly always empty, so a forward tests this first
+OPEN: list[Taker] = []  # the active takers of all threads. It is nearly always empty, so a forward tests that first
 
 
 class Taker:
-    """Takes what forwards in this thread save: for the `vjp` of one layer, or, without a layer, to drop it."""
+    """Takes what forwards in this thread save: for the `vjp` of a layer, or, if `layer` is None, to drop it."""
 
     __slots__ = ("layer", "saved", "thread")
 
@@ -42,7 +42,7 @@ class Taker:
         self.saved: Saved | None = None
 
 
-DEBUG = Taker(None)  # in OPEN if x is checked. It takes nothing
+DEBUG = Taker(None)  # is in OPEN if set_debug is on. It takes nothing
 DEBUG.thread = -1
 
 
@@ -62,14 +62,14 @@ def keep(layer: Layer, saved: Saved) -> None:
 def set_debug(on: bool) -> None:
     """Check whether x was changed between its forward and its backward: then the backward is a RuntimeError.
 
-    A layer keeps the x of its forward and does not copy it, so a change in place makes the gradient wrong. With this
-    check each forward of a layer takes a checksum of x, and its backward takes it again.
+    A layer keeps the x of its forward without a copy, so a change in place makes the gradient wrong. With this check
+    each forward of a layer computes a checksum of x, and its backward computes it again.
 
     Parameters
     ----------
     on : bool
-        Whether to check. It is off at first, and costs nothing then. When on it reads x twice more; on a GPU it copies
-        x to the CPU.
+        Whether to check. The check is off at first, and then costs nothing. If it is on, x is read two more times, and
+        copied to the CPU from a GPU.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def set_debug(on: bool) -> None:
 
 
 def refuse_changed(who: str, saved: Saved) -> None:
-    """An error if x is not as it was in the forward, where that is known."""
+    """Raise RuntimeError if x is known to have changed since the forward."""
     if DEBUG in OPEN and saved.x is not None and getattr(saved, "digest", None) not in (None, _digest(saved.x)):
         with saved.turn():
             raise RuntimeError(
@@ -101,14 +101,14 @@ def refuse_changed(who: str, saved: Saved) -> None:
 
 
 def _marked(saved: Saved) -> Saved:
-    """The same, with the checksum of x if it is wanted."""
+    """Add the checksum of x if set_debug is on. Return `saved`."""
     if DEBUG in OPEN and saved.x is not None:
         saved.digest = _digest(saved.x)
     return saved
 
 
 def _digest(x: Any) -> int:
-    x = floating(x)  # as the first backward makes it, which may be an error later on
+    x = floating(x)  # as the first backward converts it, and a later one may be the error
     return crc32(np.ascontiguousarray(moved(x, np.ndarray)).reshape(-1).view(np.uint8).data)
 
 
@@ -141,7 +141,7 @@ def no_backward() -> Iterator[None]:
 
 
 def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
-    """A forward, and its backward, which belongs to the caller instead of the layer."""
+    """Run a forward. Return its result and its backward, which the caller owns instead of the layer."""
     taker = Taker(layer)
     try:
         OPEN.append(taker)
@@ -163,7 +163,7 @@ class Pull:
         self._saved: Saved | None = saved
 
     def __call__(self, dy: ArrayLike, out: ndarray | None = None) -> ndarray:
-        """The gradient of x for dy, the gradient of y. Gradients of parameters are added to their `grad`.
+        """Return the gradient of x for dy, the gradient of y, and add the gradients of parameters to their `grad`.
 
         out: an array for dx: dy, the x of the forward, or an array that overlaps no other.
         """

@@ -1,4 +1,4 @@
-"""The base class of all layers: parameters, mode, the forward kept for its backward, state."""
+"""The base class of all layers: parameters, mode, the saved forward, state."""
 
 import copy
 import inspect
@@ -27,16 +27,16 @@ MADE_ANEW = (
     "_narrow",
     "_own",
     "_saved",
-)  # not pickled: made when they are needed, or data of the net
+)  # not pickled: caches, and a forward, which has data of the net
 
 
 def fixed(name: str, doc: str) -> Any:
-    """A read-only property, set at construction."""
+    """Return a read-only property, whose value is set at construction."""
     return property(attrgetter(f"_{name}"), doc=doc)
 
 
 def adjustable(name: str, check: Callable[[str, Any], Any], doc: str) -> Any:
-    """A property whose assigned values go through `check`."""
+    """Return a property that checks assigned values by `check`."""
 
     def assign(layer: "Layer", value: Any) -> None:
         setattr(layer, f"_{name}", check(layer._who, value))
@@ -62,7 +62,7 @@ class Layer:
         *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
-    _eps: Any  # a number; None where that means something
+    _eps: Any  # a number, or in some layers None
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
     training = adjustable(
@@ -103,7 +103,7 @@ class Layer:
         self._settle()
 
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
-        """The result y, in the shape, dtype and memory order of x."""
+        """Return y, in the shape, dtype and memory order of x."""
         raise NotImplementedError
 
     @property
@@ -128,11 +128,11 @@ class Layer:
     bias = beta
 
     def parameters(self) -> list[Parameter]:
-        """The parameters: gamma and beta, if the layer has them."""
+        """Return the parameters: gamma and beta, if the layer has them."""
         return [p for _, p in self.named_parameters()]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """Pairs of name and parameter: "gamma" and "beta", if the layer has them."""
+        """Return pairs of name and parameter: "gamma" and "beta", if the layer has them."""
         return [(name, p) for name, p in (("gamma", self._gamma), ("beta", self._beta)) if p is not None]
 
     def zero_grad(self) -> None:
@@ -144,35 +144,35 @@ class Layer:
         state.apply([state.write(p.data, name == "gamma") for name, p in self.named_parameters()])
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode; train(False) is eval(). Returns the layer."""
+        """Set training mode; train(False) is eval(). Return the layer."""
         self._training = checks.flag(self._who, "mode", mode)
         return self
 
     def eval(self) -> Self:
-        """Set inference mode. Returns the layer."""
+        """Set inference mode. Return the layer."""
         return self.train(False)
 
     def save(self, path: Any) -> None:
         """Write parameters, statistics and settings to a file, which `bnorm.load` reads.
 
         PyTorch's layer of the same name loads the arrays of a .safetensors file with strict=True. Gradients, a forward
-        without a backward, and the device are not saved: a loaded layer is on the CPU. Of an object of your own
-        subclass its layer is saved.
+        without a backward, and the device are not saved: a loaded layer is on the CPU. An object of your own subclass
+        is saved as an object of the layer's class.
 
         Parameters
         ----------
         path : str or path-like
             A name that ends in .safetensors or .npz. An existing file is replaced.
         """
-        from bnorm.layers import saving  # which import bnorm need not wait for
+        from bnorm.layers import saving  # here, so that `import bnorm` is faster
 
         saving.save(self, path)
 
     def to(self, device: str) -> Self:
-        """Move parameters, their gradients and statistics to a device. Returns the layer.
+        """Move parameters, their gradients and statistics to a device. Return the layer.
 
-        Parameters stay the same objects, so an optimizer may keep them. A forward without a backward is forgotten, as
-        its x is not moved.
+        Parameters stay the same objects, so an optimizer may keep them. A saved forward is dropped, as its x is not
+        moved.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class Layer:
         return self
 
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
-        """The gradient of x, for the last forward. Gradients of parameters are added to their `grad`.
+        """Return the gradient of x, for the last forward, and add the gradients of parameters to their `grad`.
 
         There is one backward for each forward. If a layer is used several times before the first backward, use `vjp`.
 
@@ -218,7 +218,7 @@ class Layer:
         return self._pulled(self, dy, saved, out)
 
     def vjp(self, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
-        """The result y, and the backward of this forward: y, pull = layer.vjp(x), then dx = pull(dy), once.
+        """Return y and the backward of this forward: y, pull = layer.vjp(x), then dx = pull(dy), once.
 
         Use it if a layer is used several times in one step (a shared layer, a recurrent net). There may be any number
         of backwards, to be called in any order. The arguments are those of `layer(x)`, and training updates the running
@@ -242,7 +242,7 @@ class Layer:
         return forward_and_pull(self, x, *args, **options)
 
     def state_dict(self) -> state.StateDict:
-        """Copies of all arrays under PyTorch's names, on the device of the layer."""
+        """Return copies of all arrays under PyTorch's names, on the device of the layer."""
         return state.StateDict((name, a.copy()) for name, a in self._state().items())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> state.Incompatible:
@@ -266,20 +266,20 @@ class Layer:
         return {state.NAMES[name]: p.data for name, p in self.named_parameters()}
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
-        """The changes that give the layer these arrays."""
+        """Return the changes that load these arrays into the layer."""
         here = {state.NAMES[name]: p.data for name, p in self.named_parameters()}
         return [state.write(here[name], a) for name, a in found.items() if name in here]
 
     def _assign(self, name: str, value: Any) -> None:
         p = getattr(self, f"_{name}")
-        if value is p:  # what an in-place operator leaves
+        if value is p:  # an in-place operator assigns the same object
             return
         if p is None:
             raise ValueError(f"{self._who}: {name}: expected no value without this parameter, got {value!r}")
         p.data[...] = checks.vector(self._who, name, value, p.shape, self._kind, "the layer")
 
     def _pulled(self, holder: "Layer | Pull", dy: Any, saved: Saved, out: ndarray | None) -> ndarray:
-        """The backward of the forward that `holder` has saved; afterwards `holder` has no forward."""
+        """Return dx for the forward that `holder` has saved, and add gradients; afterwards `holder` has no forward."""
         if OPEN:
             refuse_changed(self._who, saved)
         gamma, beta = self._gamma, self._beta
@@ -291,32 +291,32 @@ class Layer:
             raise RuntimeError(f"{self._who}: pull: expected the layer on the device of its forward, got it on another")
         dx, dgamma, dbeta = saved.pull_back(self._who, dy, wanted, out, given)
         # No interrupt can come between these two lines, nor in the call: the backward is complete or has not happened.
-        # Kernels that have added themselves left no gradients, and have forgotten the forward in the same way.
+        # Kernels that have added gradients themselves return none, and have dropped the forward in the same step.
         holder._saved = None
         if dgamma is not None or dbeta is not None:
             saved.kernels.add(dgammas, dgamma, dbetas, dbeta)
         return dx
 
     def _new(self, shape: tuple[int, ...], value: float) -> ndarray:
-        """An array of this layer, on its device."""
+        """Return a new array for this layer, on its device."""
         new = np.empty(shape, self._dtype)
         new.fill(value)
         return moved(new, self._kind)  # type: ignore[no-any-return]
 
     def _taken(self, x: Any, integers: bool = False) -> ndarray:
-        """x as an array that the kernels take, on this layer's device; on any device if the layer has no arrays."""
+        """Return x as an array that the kernels take, on this layer's device, or on any if the layer has no arrays."""
         elsewhere = not self._owned() and kind_of(x) is not None
         return checks.array(self._who, x, None if elsewhere else self._kind, "the layer", integers=integers)
 
     def _settle(self) -> None:
-        """Forget what is cached of the arrays, which have changed places."""
+        """Clear all caches, after arrays were replaced."""
         self._constants: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float64
-        self._narrow: tuple[ndarray | None, ...] | None = None  # if they are float32
+        self._narrow: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float32
         self._own: dict[str, ndarray] | None = None
-        self._layout: view.Layout | None = None  # of the last x, if the next one may be taken as that was
+        self._layout: view.Layout | None = None  # of the last x, for `again` to use for the next one
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
-        """`_arrays` in float64. Where each call counts, `_constants or _vectors()`."""
+        """Return `_arrays()` in float64. `_constants or _vectors()` saves a call where that matters."""
         if self._dtype == FLOAT64:
             self._constants = self._arrays()
             return self._constants
@@ -327,17 +327,17 @@ class Layer:
         return tuple(a if a is None else a.astype(FLOAT64) for a in self._narrow)
 
     def _owned(self) -> dict[str, ndarray]:
-        """`_memory`, cached. Where each call counts, `_own or _owned()`."""
+        """Return `_memory()`, cached. `_own or _owned()` saves a call where that matters."""
         if self._own is None:
             self._own = self._memory()
         return self._own
 
     def _arrays(self) -> tuple[ndarray | None, ...]:
-        """gamma and beta; subclasses append more."""
+        """Return gamma and beta; subclasses append more."""
         return tuple(p if p is None else p.data for p in (self._gamma, self._beta))
 
     def _memory(self) -> dict[str, ndarray]:
-        """All arrays of this layer by name, which `out` must not overlap."""
+        """Return all arrays of this layer by name; `out` must not overlap them."""
         arrays = {name: p.data for name, p in self.named_parameters()}
         return arrays | {f"{name}.grad": p.grad for name, p in self.named_parameters()}
 
@@ -347,7 +347,7 @@ class Layer:
             p._data, p._grad = arrays[name], arrays[f"{name}.grad"]
 
     def _option(self, name: str, default: Any) -> Any:
-        """The present value of an argument of the constructor."""
+        """Return the current value of an argument of the constructor."""
         return self._bias if name == "bias" else getattr(self, name, default)
 
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
@@ -366,7 +366,7 @@ class Layer:
         self._settle()
 
     def __copy__(self) -> Self:
-        """A copy has its own arrays, as a copy of an array does: two layers that update one state would be a trap."""
+        """Return a copy with its own arrays, like a copy of an array: two layers that share a state would be a trap."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
@@ -380,11 +380,11 @@ class Layer:
         return f"{', '.join(shown + self._switches())})"
 
     def _switches(self) -> list[str]:
-        """Settings that have changed since construction: mode and requires_grad."""
+        """Return settings for `repr` that have changed since construction: mode and requires_grad."""
         frozen = [f"{name}.requires_grad=False" for name, p in self.named_parameters() if not p.requires_grad]
         return frozen if self._training else ["training=False", *frozen]
 
 
 def signature_of(name: str, *arguments: Any) -> str:
-    """The name of a layer in messages."""
+    """Return the name of a layer in messages."""
     return f"{name}({', '.join(map(repr, arguments))})"

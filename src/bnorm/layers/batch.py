@@ -86,7 +86,7 @@ class BatchNorm(Tracking):
             The input; see the class for its shape.
         weight : array_like, optional
             How much each value counts in the statistics of a training batch, or a bool mask. The shape is that of x
-            without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all the same.
+            without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
         out : ndarray, optional
             An array for the result: x itself, which then has no backward, or an array that overlaps no other.
 
@@ -104,10 +104,10 @@ class BatchNorm(Tracking):
     forward = __call__
 
     def _forward(self, x: Any, weight: "ArrayLike | None", out: ndarray | None, kernels: Shared | None) -> ndarray:
-        """kernels: those of a batch that is spread over all ranks."""
+        """Do `__call__`. kernels: None, or those for a batch that is spread over all ranks."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         layout: Any = self._layout
-        block = again(x, layout)  # in a loop every x is like the last one, and need not be looked at so closely
+        block = again(x, layout)  # in a loop every x is like the last one, and needs fewer checks
         if block is None:
             if type(x) is not self._kind or x.dtype not in FLOATS:
                 x = self._taken(x, integers=True)
@@ -139,8 +139,8 @@ class BatchNorm(Tracking):
         else:
             self._saved = saved
         if moving is not None:
-            # With the lines above, this is the only point at which the call changes the layer. Python handles signals
-            # only between calls, and there is none between those lines and this call.
+            # This call and the lines above it are all that changes the layer. No signal is handled between them, as
+            # Python handles signals only at calls.
             left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
             if left:
                 self._warn_once(left)

@@ -1,4 +1,4 @@
-"""Names and docstrings of layers: methods carry the name of their class, and each parameter is described once."""
+"""Names and docstrings of layers: methods have the name of their class, and each parameter is described once."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ PARAMETERS = {  # the type, and the description
         "statistics that were bitwise identical at the start stay so. Inference needs no communication.",
     ),
 }
-WITHOUT_STATISTICS = {  # of layers that keep none
+WITHOUT_STATISTICS = {  # other descriptions for layers that have no running statistics
     "dtype": "The type of the parameters, float64 or float32. x and y may have any other type.",
     "device": '"cpu", or "cuda": then all arrays, x and y included, are CuPy arrays.',
 }
-OWN = ("__init__", "__call__")  # methods
+OWN = ("__init__", "__call__")  # the methods that `public` copies for each class
 
 
 def public(**texts: str) -> Any:
@@ -85,7 +85,7 @@ def public(**texts: str) -> Any:
             setattr(cls, name, _renamed(getattr(cls, name), f"{cls.__name__}.{name}"))
         cls.forward = cls.__call__  # type: ignore[attr-defined]
         text, examples, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExamples\n")
-        shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # by the classes of a family
+        shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # text for all classes of a family
         about = [f"{text.rstrip()}\n", f"{shared}\n"] if shared else [text]
         given = inspect.signature(cls).parameters
         special = texts if "nonfinite" in given else {**WITHOUT_STATISTICS, **texts}
@@ -102,7 +102,7 @@ def _described(parameter: inspect.Parameter, texts: dict[str, str]) -> str:
 
 
 def _renamed(f: Any, name: str) -> FunctionType:
-    """The same function by another name, with its own code object, which the interpreter specializes for this class."""
+    """Return a function with another name and its own code object, which the interpreter specializes for one class."""
     code = f.__code__.replace(co_qualname=name)
     new = FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
     new.__kwdefaults__, new.__annotations__, new.__doc__ = f.__kwdefaults__, f.__annotations__, f.__doc__

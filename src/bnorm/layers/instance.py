@@ -62,10 +62,10 @@ class InstanceNorm(Tracking):
             The input; see the class for its shape.
         weight : array_like, optional
             How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
-            that of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
-            the same. Where all weights of a sample are 0, y is beta, and the sample has no part in the running
-            statistics; with a momentum, neither has a sample whose weights add up to ddof or less. In inference by
-            running statistics weight has no effect.
+            that of x without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
+            If all weights of a sample are 0, y is beta, and the sample does not count in the running statistics; with
+            a momentum, neither does a sample whose weights add up to ddof or less. In inference by running statistics
+            weight has no effect.
         out : ndarray, optional
             An array for the result: x itself, which then has no backward, or an array that overlaps no other.
 
@@ -105,7 +105,7 @@ class InstanceNorm(Tracking):
         else:
             self._saved = saved
         if moving is not None:
-            # As in batch norm, only this call and the lines above it change the layer.
+            # As in batch norm, this call and the lines above it are all that changes the layer.
             left = saved.kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
             if left:
                 self._warn_once(left)
@@ -115,10 +115,10 @@ class InstanceNorm(Tracking):
 
     @np.errstate(all="ignore")  # infinity and NaN are data
     def _parts(self, x: ndarray, rows: tuple[ndarray, view.Layout], weight: "ArrayLike | None") -> ndarray | None:
-        """The parts (count, mean, m2, low) of each channel that update the running statistics; None without any value.
+        """Return the parts (count, mean, m2, low) of each channel for the running statistics; None if no value counts.
 
-        With a momentum they are averages over the samples, as in PyTorch, those of weight 0 left out; with None they
-        are those of all values.
+        With a momentum they are averages over the samples whose weights count, as in PyTorch; with momentum None they
+        are the parts of all values.
         """
         kernels, pooled = BACKENDS[type(x)], self._running.momentum is None
         samples = rows[0]
@@ -143,7 +143,7 @@ class InstanceNorm(Tracking):
             parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
             parts[1] += parts[3]
             parts[3] = 0
-        if self._running.nonfinite == "raise":  # a trial, before anything is written to
+        if self._running.nonfinite == "raise":  # try it on a copy, before anything is written
             try:
                 kernels.move(self._running.rule.copy(), parts, None, None, None, 0, 1, x.size / self._num_features)
             except FloatingPointError as error:
@@ -152,7 +152,7 @@ class InstanceNorm(Tracking):
 
 
 def _of_sample(kernels: Any, x: ndarray, weight: ndarray, ddof: int) -> ndarray:
-    """Count, mean, variance and 1 of the channels of a sample; all 0 if it has no variance, as too little counts."""
+    """Return count, mean, variance and 1 for each channel of a sample, or zeros if it has no variance."""
     parts: ndarray = kernels.moments(x, weight)
     divisor = parts[0] - ddof
     parts[1] += parts[3]

@@ -11,9 +11,9 @@ from bnorm.layers.parameters import Parameter
 
 
 def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
-    """Copies of all arrays of several layers, under names such as "bn1.weight".
+    """Return copies of all arrays of several layers, under names such as "bn1.weight".
 
-    A name is that of the layer, a dot and PyTorch's name of the array.
+    A name is the name of the layer, a dot, and PyTorch's name of the array.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def load_state_dict(
 
 
 def _holders(who: str, layers: Any) -> dict[str, Any]:
-    """Layers and parameters by the prefix of their names."""
+    """Return layers and parameters by the prefix of their arrays' names."""
     if not isinstance(layers, Mapping):
         raise TypeError(f"{who}: layers: expected a mapping of names to layers, got {type(layers).__name__}")
     holders: dict[str, Any] = {}

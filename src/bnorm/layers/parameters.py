@@ -19,8 +19,8 @@ class Parameter(NDArrayOperatorsMixin):
 
     It can be used like an array: operators, ufuncs and methods act on `data` and return plain arrays; in-place
     operators change `data`. Assigning to `data` or `grad` copies the values into the existing array, which others may
-    share; `grad = None` sets zeros. `==` compares element by element. As a dictionary key a parameter stands for
-    itself, not for its values. On a GPU both arrays are CuPy arrays.
+    share; `grad = None` sets zeros. `==` compares element by element. As a dictionary key, a parameter is compared by
+    identity, not by its values. On a GPU both arrays are CuPy arrays.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Parameter(NDArrayOperatorsMixin):
 
     @classmethod
     def holding(cls, data: ndarray) -> "Parameter":
-        """A parameter of an array that a layer has just made, without checks."""
+        """Return a parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
         made._data, made._grad, made.requires_grad = data, zeros_like(data), True
         return made
@@ -104,7 +104,7 @@ class Parameter(NDArrayOperatorsMixin):
 
     @property
     def __cupy_get_ndarray__(self) -> Any:
-        """CuPy's protocol for objects that hold a CuPy array: present if data is on a device."""
+        """CuPy's protocol for objects that hold a CuPy array; it exists only if data is on a device."""
         if type(self._data) is ndarray:
             raise AttributeError("Parameter: data is on the CPU")
         return lambda: self._data
@@ -130,7 +130,7 @@ class Parameter(NDArrayOperatorsMixin):
             raise AttributeError(f"Parameter has no attribute {name!r}")
         return getattr(self._data, name)
 
-    __hash__ = object.__hash__  # the mixin's __eq__ takes it away
+    __hash__ = object.__hash__  # the mixin's __eq__ removes it
 
     def __len__(self) -> int:
         return len(self._data)
@@ -157,11 +157,11 @@ class Parameter(NDArrayOperatorsMixin):
         return {"": self._data}
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
-        """The changes that give the parameter this array."""
+        """Return the changes that load this array into the parameter."""
         return [state.write(self._data, a) for a in found.values()]
 
     def __copy__(self) -> "Parameter":
-        """A copy has its own arrays, as a copy of an array does."""
+        """Return a copy with its own arrays, like a copy of an array."""
         return copy.deepcopy(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from bnorm.layers.base import Layer, adjustable, fixed, signature_of
 from bnorm.layers.documents import public
 from bnorm.passes import row_forward
 
-OF_FLOAT32, OF_FLOAT64 = 2.0**-23, 2.0**-52  # the spacing of numbers near 1
+OF_FLOAT32, OF_FLOAT64 = 2.0**-23, 2.0**-52  # machine epsilon: the spacing of numbers above 1
 
 
 class OverLastAxes(Layer):
@@ -76,7 +76,7 @@ class OverLastAxes(Layer):
         """
         given = () if out is None else ({"x": x, "residual": residual}, self._own or self._owned())
         layout: Any = self._layout
-        block = again(x, layout)  # in a loop every x is like the last one, and need not be looked at so closely
+        block = again(x, layout)  # in a loop every x is like the last one, and needs fewer checks
         if block is None:
             if type(x) is not self._kind or x.dtype not in FLOATS:
                 x = self._taken(x)
@@ -232,8 +232,8 @@ class GroupNorm(Layer):
             The input, with num_channels channels on `axis`.
         weight : array_like, optional
             How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
-            that of x without the channel axis, or (N,). A value of weight 0 does not count; y is computed for it all
-            the same. Where all weights of a sample are 0, y is beta.
+            that of x without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
+            If all weights of a sample are 0, y is beta.
         out : ndarray, optional
             An array for the result: x itself, which then has no backward, or an array that overlaps no other.
 

@@ -1,4 +1,4 @@
-"""The file of a layer: its arrays under PyTorch's names, its arguments and settings as the configuration."""
+"""Files of layers: arrays under PyTorch's names, with the arguments and settings as the configuration."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from bnorm.layers import state
 from bnorm.running import Statistics
 
 KNOWN = {"format", "class", "arguments", "training", "requires_grad", "counters"}
-NOT_SAVED = ("comm", "device", "elementwise_affine")  # arguments that belong to a process; a synonym
-MOST_WITHOUT_ARRAYS = 1 << 20  # channels, if the file has no array of that size: a number must not fill the memory
+NOT_SAVED = ("comm", "device", "elementwise_affine")  # two arguments that belong to a process, and a synonym
+MOST_WITHOUT_ARRAYS = 1 << 20  # channels without an array of that size: a number in a file must not fill the memory
 
 
 def save(layer: Any, path: Any) -> None:
-    """Write the file."""
+    """Write a layer to a file."""
     config = {
         "class": _kind(layer).__name__,
         "arguments": arguments(layer),
@@ -32,19 +32,19 @@ def save(layer: Any, path: Any) -> None:
 
 
 def arguments(layer: Any) -> dict[str, Any]:
-    """The arguments that make a layer like this one, in JSON's types."""
+    """Return the arguments that make a layer like this one, in JSON's types."""
     names = [name for name in inspect.signature(_kind(layer)).parameters if name not in NOT_SAVED]
     attributes = {name: "_bias" if name == "bias" else name for name in names}  # `bias` is PyTorch's name of beta
     return {name: _plain(getattr(layer, attribute)) for name, attribute in attributes.items()}
 
 
 def _kind(layer: Any) -> type:
-    """Its class, or of a user's subclass the one of this package, which is what a file can make again."""
+    """Return the class of a layer; for a user's subclass its base class in this package, which a file can restore."""
     return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("bnorm."))
 
 
 def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:
-    """The layer that a file holds. An error of any kind means that the file does not hold one."""
+    """Return the layer of a file. An error of any type means that the file does not contain one."""
     given = config["arguments"]
     container.check_entries(config, KNOWN)
     largest = max([MOST_WITHOUT_ARRAYS, *(prod(entry.shape) for entry in entries.values())])
@@ -67,7 +67,7 @@ def restored(kind: Any, config: Mapping[str, Any], entries: Mapping[str, contain
 
 
 def counters(statistics: Statistics | None) -> dict[str, Any]:
-    """Counts and weights of running statistics, in JSON's types."""
+    """Return counts and weights of running statistics, in JSON's types."""
     if statistics is None:
         return {}
     statistics.look()
@@ -81,7 +81,7 @@ def counters(statistics: Statistics | None) -> dict[str, Any]:
 
 
 def statistics(like: Statistics, given: Mapping[str, Any]) -> Statistics:
-    """Statistics with the mean and variance of `like`, and the rest as given."""
+    """Return statistics with the mean, variance and settings of `like`, and the counts and weights that are given."""
     from_data, halflife = given["from_data"], given["halflife"]
     if type(from_data) is not bool or not (halflife is None or (type(halflife) is float and 0 < halflife < inf)):
         raise ValueError(f"from_data, halflife: {from_data!r}, {halflife!r}")
@@ -96,20 +96,20 @@ def statistics(like: Statistics, given: Mapping[str, Any]) -> Statistics:
 
 
 def counted(given: Any) -> list[int]:
-    """The counters of statistics, batches first; ValueError if they are invalid."""
+    """Return the counters of statistics, batches first; ValueError if they are invalid."""
     if not (isinstance(given, list) and len(given) == 4 and all(type(n) is int and 0 <= n < 2**62 for n in given)):
         raise ValueError(f"counts: {given!r:.80}")
     return given
 
 
 def _statistics(layer: Any) -> Statistics | None:
-    """The running statistics of a layer, or None."""
+    """Return the running statistics of a layer, or None."""
     found: Statistics | None = layer._running if getattr(layer, "track_running_stats", False) else None
     return found
 
 
 def _numbers(a: ndarray) -> Any:
-    """A list of numbers, or one number if all are the same."""
+    """Return a list of numbers, or one number if all are equal."""
     listed = a.tolist()
     return listed[0] if listed.count(listed[0]) == len(listed) else listed
 
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def flag(given: Any) -> bool:
-    """True or False of a file; ValueError for any other value."""
+    """Return True or False from a file; ValueError for any other value."""
     if type(given) is not bool:
         raise ValueError(f"{given!r} instead of true or false")
     return given

@@ -1,16 +1,16 @@
-"""The shapes that a layer with channels takes: names of their axes, and the error for any other shape."""
+"""The shapes that a layer with channels accepts: the names of their axes, and the error for other shapes."""
 
 from collections.abc import Mapping
 
 from bnorm import checks
 
-Names = dict[int, tuple[str, ...]]  # of the axes, by number of dimensions
+Names = dict[int, tuple[str, ...]]  # the names of the axes, by number of dimensions
 
 
 def axis_and_names(who: str, axis: object, positions: tuple[str, ...]) -> tuple[int, Names]:
-    """The axis of the channels, and the names of all axes for each number of dimensions that has it.
+    """Return the axis of the channels, and the names of all axes for each number of dimensions that has this axis.
 
-    positions: the letters of the axes beside batch and channels, for each number of dimensions.
+    positions: the letters of the axes besides batch and channels, for each number of dimensions.
     """
     place = checks.integer(who, "axis", axis)
     names: Names = {}
@@ -27,7 +27,7 @@ def axis_and_names(who: str, axis: object, positions: tuple[str, ...]) -> tuple[
 
 
 def wrong_shape(who: str, shape: tuple[int, ...], channels: int, names: Mapping[int, tuple[str, ...]]) -> ValueError:
-    """The error for an x with another number of dimensions or of channels."""
+    """Return the error for an x with a wrong number of dimensions or channels."""
     if len(shape) not in names:
         ranks, axes = " or ".join(map(str, names)), " or ".join(f"({', '.join(n)})" for n in names.values())
         return ValueError(f"{who}: expected {ranks} dimensions {axes}, got shape {shape}")

@@ -1,4 +1,4 @@
-"""State dicts: the arrays of layers under PyTorch's names, and how they are loaded, completely or not at all."""
+"""State dicts: the arrays of layers under PyTorch's names, which are loaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy import ndarray
 from bnorm import checks
 from bnorm.kernels import moved
 
-NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's
+NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's names
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 Change = Callable[[], object]
 
@@ -22,14 +22,14 @@ Change = Callable[[], object]
 class StateDict(dict[str, ndarray]):
     """Arrays by name.
 
-    `seen` has the counts of values in each channel's statistics, for which PyTorch has no name: an array for a layer, a
-    dictionary of such arrays by layer name for a net. Copies, pickles and `|` keep it.
+    `seen` has the number of values in each channel's statistics, for which PyTorch has no name: an array for a layer,
+    or a dictionary of arrays by layer name for a net. Copies, pickles and `|` keep it.
     """
 
     seen: ndarray | dict[str, ndarray] | None = None
 
     def copy(self) -> StateDict:
-        """A shallow copy, with `seen`."""
+        """Return a shallow copy, with `seen`."""
         new = StateDict(self)
         new.seen = self.seen
         return new
@@ -40,7 +40,7 @@ class StateDict(dict[str, ndarray]):
         return self.copy().__ior__(other) if isinstance(other, dict) else NotImplemented
 
     def __ior__(self, other: Any) -> StateDict:  # type: ignore[override]
-        """Add the arrays of another state, such as that of other layers of a net, and its counts."""
+        """Add the arrays and counts of another state, such as the state of other layers of a net."""
         self.update(other)
         seen = getattr(other, "seen", None)
         if seen is not None:
@@ -63,7 +63,7 @@ class Holder(Protocol):
 
 
 def write(to: ndarray, value: Any) -> Change:
-    """The change to[...] = value, to be made by `apply`."""
+    """Return the change to[...] = value, for `apply`."""
     return partial(setitem, to, ..., value)
 
 
@@ -78,10 +78,9 @@ def apply(changes: Iterable[Change]) -> None:
 def load(
     who: str, name: str, holders: Mapping[str, Holder], given: Any, strict: bool, expects: str = ""
 ) -> Incompatible:
-    """Load `given`, the argument `name` of `who`, into the holders, which are listed by the prefix of their names.
+    """Load `given`, the argument `name` of `who`, into holders, given by the prefix of their arrays' names.
 
-    expects: the words for what was expected in an error; by default all names are listed. After an error nothing has
-    changed.
+    expects: what an error says was expected; by default it lists all names. After an error nothing has changed.
     """
     strict = checks.flag(who, "strict", strict)
     if not isinstance(given, Mapping):
@@ -108,7 +107,7 @@ def load(
 def _read(
     given: Mapping[Any, Any], expected: Mapping[str, ndarray]
 ) -> tuple[dict[str, ndarray], list[str], list[str], list[str]]:
-    """The expected arrays, in their shape and dtype and on their device; missing names; unexpected names; and errors.
+    """Return the expected arrays, in their shape and dtype and on their device; missing and unexpected names; errors.
 
     Arrays may be PyTorch's tensors, on any device, and may have additional axes of length 1.
     """
@@ -127,7 +126,7 @@ def _read(
 
 
 def _expected_name(key: Any) -> Any:
-    """A key, with PyTorch's name for gamma and beta."""
+    """Return a key, with PyTorch's name for gamma and beta."""
     if not isinstance(key, str):
         return key
     first, dot, last = key.rpartition(".")
@@ -135,7 +134,7 @@ def _expected_name(key: Any) -> Any:
 
 
 def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[dict[str, ndarray], list[str]]:
-    """The counts of values in a StateDict, by holder, and errors."""
+    """Return the counts of values in a StateDict, by prefix of the holder, and errors."""
     seen = getattr(given, "seen", None)
     counts: dict[str, ndarray] = {}
     wrong: list[str] = []
@@ -151,7 +150,7 @@ def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[di
 
 
 def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
-    """A value in the shape and dtype and on the device of an array, and errors."""
+    """Return a value in the shape and dtype and on the device of an array, and errors."""
     try:
         return moved(_array(name, value, like), type(like)), []
     except (TypeError, ValueError) as error:
@@ -159,7 +158,7 @@ def _fitted(name: str, value: Any, like: ndarray) -> tuple[ndarray, list[str]]:
 
 
 def _array(name: str, value: Any, like: ndarray) -> ndarray:
-    if hasattr(value, "detach"):  # a tensor, which may be part of a graph, or on a device
+    if hasattr(value, "detach"):  # a tensor may be part of a graph, or on a device
         value = value.detach().cpu()
         value = value.double() if value.is_floating_point() else value  # NumPy has no bfloat16
     a = checks.real(name, "value", value)

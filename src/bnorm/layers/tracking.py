@@ -1,4 +1,4 @@
-"""Layers with running statistics: batch norm by default, instance norm if asked."""
+"""Layers that may have running statistics: batch norm, by default, and instance norm, on request."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ NONFINITE = ("skip", "raise", "propagate")
 
 
 class Tracking(Layer):
-    """A layer of channels that may have running statistics, which replace those of the batch in inference."""
+    """A layer of channels that may have running statistics; inference uses them instead of those of the batch."""
 
     __slots__ = (
         "_axis",
@@ -34,9 +34,9 @@ class Tracking(Layer):
         "_warned",
     )
 
-    _POSITIONS: ClassVar[tuple[str, ...]]  # the axes beside batch and channels, for each accepted number of dimensions
+    _POSITIONS: ClassVar[tuple[str, ...]]  # the axes besides batch and channels, for each accepted number of dimensions
     _axis: int
-    _names: Names  # of the axes, for every accepted number of dimensions
+    _names: Names  # the names of the axes, for each accepted number of dimensions
 
     num_features = fixed("num_features", "The number of channels.")
     track_running_stats = fixed("track_running_stats", "Whether there are running statistics.")
@@ -73,9 +73,9 @@ class Tracking(Layer):
             checks.choice(who, "ddof", ddof, (0, 1)),
             checks.choice(who, "nonfinite", nonfinite, NONFINITE),
         )
-        # The statistics that a training batch updates: the running ones, those of a pool, or none.
+        # The statistics that a training batch updates: the running statistics, those of a pool, or none.
         self._moving: Statistics | None = self._outside()
-        self._blocks: list[list[Statistics | None]] = []  # the same of each block of others that is open
+        self._blocks: list[list[Statistics | None]] = []  # for each open block: what a batch in it updates
         self._warned = False
 
     @property
@@ -140,7 +140,7 @@ class Tracking(Layer):
         self.reset_running_stats()
 
     def _outside(self) -> Statistics | None:
-        """What a training batch updates outside of all blocks."""
+        """Return the statistics that a training batch updates outside of all blocks."""
         return self._running if self._track_running_stats and not self._running.still else None
 
     @contextmanager
@@ -151,7 +151,7 @@ class Tracking(Layer):
 
     @contextmanager
     def _block(self, moving: Statistics | None) -> Iterator[None]:
-        """A block in which training batches update other statistics, or none. Blocks may end in any order."""
+        """Let training batches in a block update the statistics `moving`, or none. Blocks may end in any order."""
         block = [moving]
         self._blocks.append(block)
         self._moving = moving
@@ -175,12 +175,12 @@ class Tracking(Layer):
 
     @np.errstate(all="ignore")
     def as_affine(self) -> tuple[ndarray, ndarray]:
-        """The scale and shift of inference, float64 (C,): y = x scale + shift, before the activation."""
+        """Return the scale and shift of inference, float64 (C,): y = x scale + shift, before the activation."""
         mean, _, _, scale, beta = self._inference()
         return scale, beta - mean * scale
 
     def _adopt(self, statistics: Statistics) -> None:
-        """Use these as the running statistics, shared with their other owners."""
+        """Use these statistics as the running statistics, without a copy: other owners share them."""
         self._running = statistics
         self._moving = self._outside()
         self._settle()
@@ -200,7 +200,7 @@ class Tracking(Layer):
             )
 
     def _write_statistics(self, name: str, to: ndarray, value: "ArrayLike") -> None:
-        if value is to:  # what an in-place operator leaves
+        if value is to:  # an in-place operator assigns the same object
             return
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: {name}: expected no value without running statistics")
@@ -210,7 +210,7 @@ class Tracking(Layer):
         to[...] = a
 
     def _inference(self) -> ndarray:
-        """The rows mean, var, rstd, scale and shift that inference uses."""
+        """Return the rows mean, var, rstd, scale and shift that inference uses."""
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: expected running statistics, which inference needs, got none")
         gamma, beta, mean, var = self._vectors()
@@ -238,11 +238,11 @@ class Tracking(Layer):
         return arrays
 
     def state_dict(self) -> state.StateDict:
-        """Copies of all arrays under PyTorch's names, on the device of the layer.
+        """Return copies of all arrays under PyTorch's names, on the device of the layer.
 
         With momentum None the counts of values, for which PyTorch has no name, are an attribute of this dictionary,
         which copy() and pickle keep. A layer that loads a state without counts assumes that its batches were as large
-        as the next one.
+        as the next batch.
         """
         arrays = super().state_dict()
         if self._counts is not None:
@@ -257,7 +257,7 @@ class Tracking(Layer):
 
     @property
     def _seen(self) -> ndarray | None:
-        """The array of these counts, valid or not."""
+        """The array of the numbers of values, even if it lacks some batches."""
         return self._running.seen if self._track_running_stats else None
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
@@ -273,4 +273,5 @@ class Tracking(Layer):
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         self._warn_once(self._running.look())
         own, slots = super().__getstate__()
-        return own, slots | {"_moving": self._outside(), "_blocks": []}  # even inside pooled_stats or frozen_stats
+        # A restored layer is outside of pooled_stats and frozen_stats, even if this one is inside.
+        return own, slots | {"_moving": self._outside(), "_blocks": []}
