@@ -1,10 +1,10 @@
-"""Build the extension modules. Every other fact is in pyproject.toml.
+"""Build the extension modules. All other settings of the package are in pyproject.toml.
 
 Switches, read from the environment:
     BNORM_NO_OPENMP=1      one thread, on purpose
-    BNORM_DEBUG=1          bounds checks, no optimization, debugger symbols
-    BNORM_LEVELS=avx2      only these instruction sets, with commas between: a third of the time while loops are changed
-    BNORM_SANITIZE=names   any value of -fsanitize, such as address,undefined; little optimization, debugger symbols
+    BNORM_DEBUG=1          bounds checks, no optimization, debug symbols
+    BNORM_LEVELS=avx2      only these SIMD levels, separated by commas: a third of the time, while you change loops
+    BNORM_SANITIZE=names   any value of -fsanitize, such as address,undefined; little optimization, debug symbols
 """
 
 import os
@@ -25,14 +25,14 @@ from setuptools.errors import CompileError, LinkError, PlatformError
 KERNELS = "src/bnorm/kernels"
 CPU = f"{KERNELS}/cpu"
 FOLDERS = [f"{CPU}/{name}" for name in ("loops", "exact", "extremes")]
-SHARED = {"kernels", "cpu", "loops", "second"}  # folders whose headers are for all
+SHARED = {"kernels", "cpu", "loops", "second"}  # folders whose headers all modules depend on
 DEBUG, NO_OPENMP = (os.environ.get(name, "") not in {"", "0"} for name in ["BNORM_DEBUG", "BNORM_NO_OPENMP"])
 SANITIZE = [f"-fsanitize={names}" for names in [os.environ.get("BNORM_SANITIZE")] if names]
-SANITIZE += ["-fno-sanitize=alignment"] * bool(SANITIZE)  # what another process has sent need not be aligned
+SANITIZE += ["-fno-sanitize=alignment"] * bool(SANITIZE)  # arrays from another process may be unaligned
 
-# No fused multiply-add of the compiler's own and no fast-math: no result may depend on the build that computed it. The
-# last two change no value, only errno and floating-point traps, which stop vectorization and which nobody reads. -g0:
-# the flags that Python hands down ask for debugger symbols, three quarters of the size of what is installed.
+# The compiler may not contract to fused multiply-adds, and there is no fast-math: no result may depend on the build.
+# The last two flags change no value, only errno and floating-point traps, which nobody reads, but which prevent
+# vectorization. -g0: Python's own flags ask for debug symbols, which would be three quarters of the installed size.
 EXACT = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 COMMON = {
     "unix": (["-O0", "-g"] if DEBUG else ["-O1", "-g"] if SANITIZE else ["-O3", "-g0"]) + EXACT + SANITIZE,
@@ -47,28 +47,28 @@ if sysconfig.get_platform().endswith(("x86_64", "amd64")):
     LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
 LEVELS["baseline"] = {"unix": [], "msvc": []}
 LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".join(LEVELS)).split(",")}
-# They and those of the exact sums are most of the work of a build. Of what -O3 adds, these passes make them fast; with
-# all of it they take a seventh more time to compile, and in the geometric mean of 160 cases the speed was the same.
-# (Without -funswitch-loops gradients of short runs took up to twice as long.) The baseline, which hardly a processor
-# runs where there are wider levels, does without most of what -O2 adds: it takes half of the time. (The wider levels
-# ran 1% slower so, SiLU 13%. The extremes ran up to 47% slower without -O3.)
+# The loops and those of the exact sums are most of the work of a build. LEAN has the passes of -O3 that make them fast:
+# with all of -O3 they take a seventh more time to compile, and in the geometric mean of 160 cases their speed was the
+# same. (Without -funswitch-loops gradients of short runs took up to twice as long.) LEANER, without most of -O2 too, is
+# for the baseline, which few processors run where there are wider levels: it compiles in half of the time. (Wider
+# levels compiled this way ran 1% slower, SiLU 13%. The extremes ran up to 47% slower without -O3.)
 LEAN = "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -ftree-partial-pre -funswitch-loops".split()
 LEANER = [*LEAN, "-O1"]
-# Products of the exact sums are written as fused multiply-adds where there are any: they round nothing.
+# The exact sums are written with fused multiply-adds where the processor has them; their results are exact either way.
 FUSED = {"unix": ["-mfma"], "msvc": []}
 LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
     f"exact.{level}": {kind: some + (FUSED[kind] if some else []) for kind, some in flags.items()}
     for level, flags in LEVELS.items()
 }
 LOOPS |= {f"extremes.{level}": flags for level, flags in LEVELS.items()}
-# What they are compiled from: the levels of a folder share one file, which is translated once.
+# The source of each module: the levels of a folder share one file, which is translated once.
 SOURCES = {name: "loops.table" if name.startswith("loops.") else f"{name.partition('.')[0]}.task" for name in LOOPS}
 
-# The threads are in these. Flags of compiler and linker, in the order they are tried: Apple's Clang wants
-# -Xpreprocessor and a library of its own; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
+# THREADED modules use OpenMP. OPENMP: flags of compiler and linker, in the order in which they are tried. Apple's Clang
+# needs -Xpreprocessor and its own library; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
 THREADED = ["entries", "exact.entries", "extremes.entries", "groups", "second", "sparse", "threads"]
 PLAIN = ["buffers", "launches"]
-FIRST = ["groups"]  # is compiled while the loops are translated, and these before all that is small
+FIRST = ["groups"]  # compiled while the loops are translated; the small modules come after the loops
 OPENMP = {
     "unix": [
         (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
@@ -96,7 +96,7 @@ To build without OpenMP on purpose (everything works, on one thread), set BNORM_
 
 
 def first_that_runs(compiler, choices):
-    """The first pair of flags, for the compiler and for the linker, with which PROGRAM compiles, links and runs."""
+    """Return the first pair of flags, for compiler and linker, with which PROGRAM compiles, links and runs."""
     for compiling, linking in choices:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "program.c")
@@ -112,7 +112,7 @@ def first_that_runs(compiler, choices):
 
 
 def knows(compiler, flags):
-    """Whether the compiler takes these flags."""
+    """Whether the compiler accepts these flags."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "empty.c")
         source.touch()
@@ -124,7 +124,7 @@ def knows(compiler, flags):
 
 
 def unit_of(ext, source):
-    """What to compile: the source, or where several modules share it a file that gives it the name of this one."""
+    """Return the file to compile: the source, or if modules share it, a file that includes it under this one's name."""
     source, module = Path(source), ext.name.rpartition(".")[2]
     if source.stem == module:
         return str(source)
@@ -136,7 +136,7 @@ def unit_of(ext, source):
 
 
 class BuildExt(build_ext):
-    """Adds the flags of the compiler at hand; rebuilds all when flags or tools have changed, which time stamps miss."""
+    """Adds the flags for the compiler, and rebuilds everything when flags or tools change, which time stamps miss."""
 
     def build_extensions(self):
         kind = "msvc" if self.compiler.compiler_type == "msvc" else "unix"
@@ -161,7 +161,7 @@ class BuildExt(build_ext):
             "force": self.force,
         }
         self.check_extensions_list(self.extensions)
-        with ThreadPoolExecutor(self.parallel or os.cpu_count()) as pool:  # which compiles while others are translated
+        with ThreadPoolExecutor(self.parallel or os.cpu_count()) as pool:  # compiles while others are translated
             builds, translated = [], {}
             for ext in self.extensions:
                 path = ext.sources[0]

@@ -68,7 +68,7 @@ __all__ = [
     "state_dict",
 ]
 
-# Imported when first used: they need scikit-learn or other libraries, which take longer to import than bnorm.
+# Imported at first use, as they need scikit-learn or other libraries, which take longer to import than bnorm.
 _LATE = {
     "dataset_moments": "bnorm.datasets",
     "load": "bnorm.loading",

@@ -1,6 +1,6 @@
 """Arrays of other libraries, read as NumPy or CuPy arrays through DLPack without a copy, and results converted back.
 
-Such an array has `__dlpack__`: those of PyTorch, JAX, and any library that follows the array API standard.
+Such arrays have `__dlpack__`: those of PyTorch, JAX, and any library that follows the array API standard.
 """
 
 import sys
@@ -29,9 +29,9 @@ def is_foreign(value: object) -> bool:
 
 
 def borrowed(x: Any) -> Any:
-    """A NumPy or CuPy array in the memory of x; None if no backend can compute with x.
+    """Return a NumPy or CuPy array in the memory of x, or None if no backend can compute with x.
 
-    That is so for other devices, for dtypes that NumPy does not have, and for a tensor that requires a gradient: its
+    It is None for other devices, for dtypes that NumPy does not have, and for a tensor that requires a gradient, as its
     library would not record what the kernels compute.
     """
     device = x.__dlpack_device__()[0]
@@ -48,7 +48,7 @@ def borrowed(x: Any) -> Any:
 
 
 def given_back(a: Any, x: Any) -> Any:
-    """A NumPy or CuPy array as an array of the library of x, on the device of x, without a copy.
+    """Return a NumPy or CuPy array as an array of the library of x, on the device of x, without a copy.
 
     If that device does not support 64-bit numbers, they are converted to 32 bits.
     """
@@ -65,7 +65,7 @@ def given_back(a: Any, x: Any) -> Any:
 
 
 def library(x: Any) -> ModuleType:
-    """The array library of x."""
+    """Return the array library of x."""
     if hasattr(x, "__array_namespace__"):
         return x.__array_namespace__()  # type: ignore[no-any-return]
     for kind in type(x).__mro__:  # PyTorch's tensors have no __array_namespace__
@@ -76,7 +76,7 @@ def library(x: Any) -> ModuleType:
 
 
 def refuse_mixture(call: str, name: str, fitted: Any, x: Any) -> None:
-    """MixedArraysError unless x and the fitted attribute `name` are of the same library and on the same device."""
+    """Raise MixedArraysError unless x and the fitted attribute `name` are of one library and on one device."""
     own, other = library(fitted), library(x)
     if own is not other or (own is not np and fitted.device != x.device):
         raise MixedArraysError(

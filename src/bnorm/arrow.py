@@ -1,6 +1,6 @@
-"""Columns of Arrow tables, read by the kernels in place: one by one, neither transposed nor concatenated.
+"""Columns of Arrow tables, which the kernels read in place, one by one, neither transposed nor concatenated.
 
-A missing value is NaN. Integers, decimals and bools are converted to float64. No other type counts as numbers.
+A missing value is NaN. Integers, decimals and bools are converted to float64. Other types are not numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ NOT_IN_MEMORY = {
 
 
 def is_number(kind: Any, bools: bool = False) -> bool:
-    """Whether columns of an Arrow type contain numbers; the null type, of columns without values, does."""
+    """Whether columns of an Arrow type contain numbers. The null type, of columns without values, counts as one."""
     from pyarrow import types
 
     test = [types.is_floating, types.is_integer, types.is_decimal, types.is_null]
@@ -32,7 +32,7 @@ def is_number(kind: Any, bools: bool = False) -> bool:
 
 
 def values(array: Any) -> ndarray:
-    """An Arrow array of numbers as floats, without a copy unless it must be converted or values are missing.
+    """Return an Arrow array of numbers as floats, without a copy unless it must be converted or values are missing.
 
     The result may be read-only.
     """
@@ -52,18 +52,18 @@ def values(array: Any) -> ndarray:
 
 
 def in_place(array: Any, dtype: Any) -> ndarray:
-    """The values of an Arrow array as they lie in its memory, whatever stands for those that are missing."""
+    """Return the memory of an Arrow array; a missing value may be any number there."""
     stop = array.offset + len(array)
     return np.frombuffer(array.buffers()[1], dtype, stop)[array.offset :] if stop else np.empty(0, dtype)
 
 
 def _decimals(array: Any) -> ndarray:
-    """Decimals as the nearest floats, where they have up to 15 digits: Arrow's own cast is off by a last place."""
+    """Return decimals of up to 15 digits as the nearest floats: Arrow's own cast can be off by one last place."""
     import pyarrow as pa
 
     x = np.where(present(array), values(array.cast(pa.float64(), safe=False)), np.nan)
     data, scale = array.buffers()[1], array.type.scale
-    if data is None or not 0 <= scale <= 22:  # powers of ten up to there are floats
+    if data is None or not 0 <= scale <= 22:  # 10**22 is the largest power of ten that is a float
         return x
     low, high = np.frombuffer(data, "<i8", 2 * (array.offset + len(array))).reshape(-1, 2)[array.offset :].T
     short = (high == low >> 63) & (np.abs(x) < 2.0**53 / 10.0**scale)
@@ -71,7 +71,7 @@ def _decimals(array: Any) -> ndarray:
 
 
 def present(array: Any) -> ndarray:
-    """A bool array of the values of an Arrow array that are not missing."""
+    """Return a bool array: which values of an Arrow array are not missing."""
     bits = array.buffers()[0]
     if bits is None:
         return np.full(len(array), array.null_count == 0)
@@ -80,7 +80,7 @@ def present(array: Any) -> ndarray:
 
 
 def array(x: ndarray, like: Any) -> Any:
-    """A vector of floats as an Arrow array with the missing values of `like`."""
+    """Return a vector of floats as an Arrow array, with the missing values of `like`."""
     import pyarrow as pa
 
     kind = {2: pa.float16, 4: pa.float32, 8: pa.float64}[x.itemsize]()
@@ -89,14 +89,14 @@ def array(x: ndarray, like: Any) -> Any:
 
 
 def empty(n: int, dtype: np.dtype[Any]) -> ndarray:
-    """A vector in memory of Arrow's, which uses again what it has freed: NumPy asks the system for fresh pages."""
+    """Return a vector in memory of Arrow, which reuses freed memory, while NumPy asks the system for new pages."""
     import pyarrow as pa
 
     return np.frombuffer(pa.allocate_buffer(n * dtype.itemsize), dtype)
 
 
 class Columns:
-    """An Arrow table: record batches, with a column for every feature in each.
+    """An Arrow table as record batches, each with a column for every feature.
 
     It has the attributes of an array that the transformer uses.
     """
@@ -112,26 +112,26 @@ class Columns:
         return self.shape[0]
 
     def weighted(self, weight: ndarray | None) -> Iterator[tuple[list[ndarray], ndarray | None]]:
-        """Each batch with the weights of its rows."""
+        """Return an iterator over the batches, each with the weights of its rows."""
         return ((batch, None if weight is None else weight[rows]) for batch, rows in self._rows())
 
     def _rows(self) -> Iterator[tuple[list[ndarray], slice]]:
-        """Each batch with the places of its rows."""
+        """Yield each batch with the slice of its rows."""
         stop = 0
         for batch in self.batches:
             start, stop = stop, stop + len(batch[0])
             yield batch, slice(start, stop)
 
     def parts(self, weight: ndarray | None) -> list[ndarray]:
-        """Count, mean, m2, low of each batch, (4, C). NaN does not count."""
+        """Return count, mean, m2, low of each batch, (4, C). NaN does not count."""
         return [cpu.column_moments(batch, rows)[0] for batch, rows in self.weighted(weight)]
 
     def alike(self) -> list[list[ndarray]]:
-        """The columns of each batch, all of one type."""
+        """Return the columns of each batch, all of one type."""
         return [[np.ascontiguousarray(column, self.dtype) for column in batch] for batch in self.batches]
 
     def dense(self) -> ndarray:
-        """A Fortran-ordered array, which is Arrow's memory order."""
+        """Return a Fortran-ordered array: Arrow's memory order."""
         out = np.empty(self.shape, self.dtype, order="F")
         for batch, rows in self._rows():
             for j, column in enumerate(batch):
@@ -139,7 +139,7 @@ class Columns:
         return out
 
     def mapped(self, stats: ndarray) -> ndarray:
-        """(x - mean) scale + shift, Fortran-ordered; FloatingPointError if there is an infinite value."""
+        """Return (x - mean) scale + shift, Fortran-ordered; FloatingPointError if there is an infinite value."""
         out = np.empty(self.shape, self.dtype, order="F")
         for batch, rows in self._rows():
             for j, x in enumerate(batch):
@@ -149,7 +149,7 @@ class Columns:
 
 
 def table_of(who: str, given: Any) -> Any:
-    """A pyarrow RecordBatch, a Table, or a polars DataFrame, as a pyarrow Table; None for other values.
+    """Return a pyarrow RecordBatch, Table, or polars DataFrame as a pyarrow Table, or None for other values.
 
     TypeError for tables that are not in memory, such as a LazyFrame.
     """
@@ -167,14 +167,14 @@ def table_of(who: str, given: Any) -> Any:
 
 
 def table(x: ndarray, names: Sequence[str]) -> Any:
-    """An array as a pyarrow Table."""
+    """Return an array as a pyarrow Table."""
     import pyarrow as pa
 
     return pa.table(dict(zip(names, x.T, strict=True)))
 
 
 def columns_of(who: str, table: Any) -> Columns:
-    """The columns of a pyarrow Table, which must have rows; all of them must be numbers or bools."""
+    """Return the columns of a pyarrow Table, which must have rows. All columns must be numbers or bools."""
     if not table.num_rows:
         raise ValueError(
             f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {who}."
@@ -185,14 +185,14 @@ def columns_of(who: str, table: Any) -> Columns:
 
 
 def check_numbers(who: str, table: Any) -> None:
-    """ValueError for a pyarrow Table with a column of neither numbers nor bools."""
+    """Raise ValueError if a column of a pyarrow Table has neither numbers nor bools."""
     for field in table.schema:
         if not is_number(field.type, bools=True):
             raise ValueError(f"{who}: column {field.name!r}: expected numbers, got {field.type}")
 
 
 def extremes(x: ndarray, weight: ndarray | None = None) -> ndarray:
-    """The least and the greatest value of a column among those of positive weight, (2, 1); NaN if there is none."""
+    """Return the least and the greatest value of positive weight of a column, (2, 1); NaN if there is none."""
     found: ndarray = cpu.extremes(x.reshape(1, 1, -1), weight, skipna=True)
     return found
 

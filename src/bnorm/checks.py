@@ -19,11 +19,11 @@ from bnorm.kernels.activation import NAMES, Activation, named
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT64 = np.dtype("float64")
-LIGHTEST = 1e-290  # the smallest sum of weights that float64 can divide by
+LIGHTEST = 1e-290  # the smallest sum of weights above 0 that float64 can divide by
 
 
 def user_level() -> int:
-    """The stacklevel with which a warning of the caller names the line outside of this package that led to it."""
+    """Return the stacklevel with which a warning of the caller names the line of the user's code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "bnorm":
         frame, level = frame.f_back, level + 1
@@ -31,7 +31,7 @@ def user_level() -> int:
 
 
 class SingleValueError(ValueError):
-    """A training batch has only one value per channel, which has no variance."""
+    """A training batch has only one value per channel, so there is no variance."""
 
 
 class NonFiniteError(FloatingPointError, ValueError):
@@ -39,9 +39,9 @@ class NonFiniteError(FloatingPointError, ValueError):
 
 
 def real(who: str, name: str, value: object, kind: type | None = None, beside: str = "x") -> ndarray:
-    """A value as a base-class array of bools, integers or floats; TypeError if it is not one.
+    """Return a value as a base-class array of bools, integers or floats; TypeError if that is impossible.
 
-    kind, beside: the type and the name of the arrays it must match, as in `kernels_for`.
+    kind, beside: the type and the name of the array that it must match, as in `kernels_for`.
     """
     kernels = kernels_for(value, who, name, kind, beside)
     if isinstance(value, np.ma.MaskedArray):
@@ -58,9 +58,9 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
 
 
 def array(who: str, x: Any, kind: type | None = None, beside: str = "x", *, integers: bool = False) -> ndarray:
-    """x as an array of a dtype that its backend has kernels for, in either byte order.
+    """Return x as an array of a dtype that its backend has kernels for, in either byte order.
 
-    Bools and integers become float64. integers: keep those that channel kernels can read.
+    Bools and integers become float64. integers: do not convert the types that channel kernels can read.
     """
     if type(x) in BACKENDS and x.dtype in FLOATS and (kind is None or type(x) is kind):
         taken: ndarray = x
@@ -77,7 +77,7 @@ def array(who: str, x: Any, kind: type | None = None, beside: str = "x", *, inte
 
 
 def floating(a: Any) -> ndarray:
-    """An array of bools or integers as float64; any other as it is."""
+    """Return an array of bools or integers as float64, and any other as it is."""
     result: ndarray = a.astype(FLOAT64) if a.dtype.kind in "bui" else a
     return result
 
@@ -85,7 +85,7 @@ def floating(a: Any) -> ndarray:
 def gradient(
     who: str, dy: object, shape: tuple[int, ...], dtype: np.dtype[Any], kind: type, name: str = "dy"
 ) -> ndarray:
-    """dy in the dtype of its x, whose shape it must have."""
+    """Return dy in the dtype of x. It must have the shape of x."""
     a = real(who, name, dy, kind)
     if a.shape != shape:
         raise ValueError(f"{who}: {name}: expected the shape of x, {shape}, got {a.shape}")
@@ -94,13 +94,13 @@ def gradient(
 
 @np.errstate(over="ignore", under="ignore")
 def converted(a: Any, dtype: np.dtype[Any]) -> ndarray:
-    """a in this dtype: what is too large becomes infinite, and what is too small 0, whatever NumPy is set to say."""
+    """Return a in this dtype. What is too large becomes infinite, and what is too small 0, never with a warning."""
     result: ndarray = a.astype(dtype, copy=False)
     return result
 
 
 def gradients(who: str, dy: object) -> tuple[Any, Any]:
-    """The gradients of both results of a forward with a residual."""
+    """Return (dy, dh), the gradients of both results of a forward with a residual."""
     if not isinstance(dy, tuple) or len(dy) != 2:
         got = f"a tuple of {len(dy)}" if isinstance(dy, tuple) else type_name(dy)
         raise TypeError(f"{who}: dy: expected (dy, dh), as the forward had a residual and returned (y, h), got {got}")
@@ -108,7 +108,7 @@ def gradients(who: str, dy: object) -> tuple[Any, Any]:
 
 
 def residual(who: str, value: Any, x: ndarray) -> ndarray:
-    """What is added to x, of its shape and dtype. Bools and integers become float64 first."""
+    """Return the residual, which must have the shape and dtype of x. Bools and integers become float64 first."""
     kind = type(x)
     if type(value) is kind and value.dtype == x.dtype:
         a: ndarray = value
@@ -122,7 +122,7 @@ def residual(who: str, value: Any, x: ndarray) -> ndarray:
 
 
 def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
-    """A parameter or statistic as a contiguous float64 array; the array itself if it is one already."""
+    """Return a parameter or statistic as a contiguous float64 array; the array itself if it is one already."""
     like_x = type(value) is kind
     if like_x and value.dtype is FLOAT64 and value.shape == shape:
         given: ndarray = value
@@ -138,9 +138,10 @@ def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, 
 
 
 def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind: type) -> tuple[ndarray, ndarray]:
-    """Given mean and var: both or neither, var not negative. NaN is allowed, and propagates to y.
+    """Return given mean and var as vectors. Both must be given, and var must not be negative.
 
-    On a GPU a negative variance is not detected, as the test would synchronize; y is NaN then.
+    NaN is allowed, and propagates to y. On a GPU a negative variance is not detected, as the test would synchronize; y
+    is then NaN.
     """
     if mean is None or var is None:
         missing, given = ("mean", "var") if mean is None else ("var", "mean")
@@ -152,7 +153,7 @@ def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind
 
 
 def integer(who: str, name: str, value: Any) -> int:
-    """An int or a NumPy integer as an int; a bool is an error."""
+    """Return an int or a NumPy integer as an int; a bool is an error."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)
@@ -162,7 +163,7 @@ def integer(who: str, name: str, value: Any) -> int:
 
 
 def channel_axis(who: str, axis: object, shape: tuple[int, ...]) -> int:
-    """The axis as an int between -ndim and ndim - 1."""
+    """Return the axis as an int between -ndim and ndim - 1."""
     axis = integer(who, "axis", axis)
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"{who}: axis: expected an axis of x, which has shape {shape}, got {axis}")
@@ -170,7 +171,7 @@ def channel_axis(who: str, axis: object, shape: tuple[int, ...]) -> int:
 
 
 def trailing_shape(who: str, normalized_shape: object, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """normalized_shape, an int or several, as a tuple; it must be the end of the shape of x."""
+    """Return normalized_shape, an int or several, as a tuple. It must be the end of the shape of x."""
     if isinstance(normalized_shape, tuple | list):
         sizes = tuple(integer(who, "normalized_shape", n) for n in normalized_shape)
     else:
@@ -181,7 +182,7 @@ def trailing_shape(who: str, normalized_shape: object, shape: tuple[int, ...]) -
 
 
 def groups(who: str, num_groups: object, channels: int) -> int:
-    """num_groups: at least 1, and a divisor of the number of channels."""
+    """Return num_groups, which must be at least 1 and a divisor of the number of channels."""
     num_groups = integer(who, "num_groups", num_groups)
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"{who}: num_groups: expected a divisor of the {channels} channels, got {num_groups}")
@@ -189,7 +190,7 @@ def groups(who: str, num_groups: object, channels: int) -> int:
 
 
 def number(who: str, name: str, value: object) -> float:
-    """A real number as a float, infinite if it is too large."""
+    """Return a real number as a float, infinite if it is too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{who}: {name}: expected a real number, got {value!r}")
     try:
@@ -199,7 +200,7 @@ def number(who: str, name: str, value: object) -> float:
 
 
 def epsilon(who: str, eps: object) -> float:
-    """eps: finite and not negative."""
+    """Return eps, which must be finite and not negative."""
     value = number(who, "eps", eps)
     if not 0 <= value < math.inf:
         raise ValueError(f"{who}: eps: expected a finite number >= 0, got {eps!r}")
@@ -207,7 +208,7 @@ def epsilon(who: str, eps: object) -> float:
 
 
 def ddof(who: str, ddof: object) -> float:
-    """What is subtracted from a count: finite."""
+    """Return ddof, which is subtracted from a count and must be finite."""
     value = number(who, "ddof", ddof)
     if not math.isfinite(value):
         raise ValueError(f"{who}: ddof: expected a finite number, got {ddof!r}")
@@ -215,7 +216,7 @@ def ddof(who: str, ddof: object) -> float:
 
 
 def momentum(who: str, momentum: object) -> float | None:
-    """The weight of a new batch, from 0 to 1, or None."""
+    """Return the weight of a new batch, which must be from 0 to 1, or None."""
     if momentum is None:
         return None
     value = number(who, "momentum", momentum)
@@ -225,19 +226,19 @@ def momentum(who: str, momentum: object) -> float | None:
 
 
 def flag(who: str, name: str, value: object) -> bool:
-    """True or False; truthy values of other types are an error."""
+    """Return True or False; truthy values of other types are an error."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{who}: {name}: expected True or False, got {value!r}")
     return bool(value)
 
 
 def flags(who: str, **values: object) -> list[bool]:
-    """Several flags."""
+    """Return several flags."""
     return [value if type(value) is bool else flag(who, name, value) for name, value in values.items()]
 
 
 def factor(who: str, name: str, value: object) -> float:
-    """A finite number above 0."""
+    """Return a number, which must be finite and above 0."""
     found = number(who, name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{who}: {name}: expected a finite number above 0, got {value!r}")
@@ -245,7 +246,7 @@ def factor(who: str, name: str, value: object) -> float:
 
 
 def positive(who: str, name: str, value: object) -> int:
-    """An integer above 0."""
+    """Return an integer, which must be above 0."""
     n = integer(who, name, value)
     if n < 1:
         raise ValueError(f"{who}: {name}: expected a positive integer, got {value!r}")
@@ -253,7 +254,7 @@ def positive(who: str, name: str, value: object) -> int:
 
 
 def choice(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    """A value that must be one of the choices, which all have one type."""
+    """Return a value, which must be one of the choices. All choices have the same type."""
     kind = type(choices[0])
     if isinstance(value, bool) or not isinstance(value, kind | np.integer if kind is int else kind):
         raise TypeError(f"{who}: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -263,7 +264,7 @@ def choice(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> Any:
 
 
 def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
-    """The dtype of parameters and running statistics: float64 or float32."""
+    """Return the dtype of parameters and running statistics, which must be float64 or float32."""
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError):
@@ -274,7 +275,7 @@ def parameter_dtype(who: str, dtype: Any) -> np.dtype[Any]:
 
 
 def activation(who: str, name: object, negative_slope: object) -> Activation:
-    """An activation by its name, as the kernels take it."""
+    """Return the activation of this name, in the form that the kernels take."""
     below = negative_slope if type(negative_slope) is float else number(who, "negative_slope", negative_slope)
     if not 0 <= below < 1:
         raise ValueError(f"{who}: negative_slope: expected a number from 0 to below 1, got {negative_slope!r}")
@@ -286,12 +287,11 @@ def activation(who: str, name: object, negative_slope: object) -> Activation:
 
 
 def weights(who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True) -> tuple[ndarray, float]:
-    """Weights as the kernels take them, and the number of weights above 0; any number above 1 means several.
+    """Return weights in the form that the kernels take, and the number of weights above 0; any number above 1 means
+    several. Masks, of bool or uint8, keep their type.
 
-    Masks, of bool or uint8, stay what they are.
-
-    On a device this synchronizes once. With `keep` the weights are a copy if they share the caller's memory: a backward
-    needs the weights of its forward, and a mask is often reused.
+    On a device this synchronizes once. With `keep` the weights are a copy if they would share the caller's memory: a
+    backward needs the weights of its forward, and a mask is often reused.
     """
     given = real(who, "weight", weight, kind)
     w = placed(who, view.weights, given, layout)
@@ -306,12 +306,12 @@ def weights(who: str, weight: object, layout: view.Layout, kind: type, keep: boo
 
 
 def placed_weights(who: str, weight: object, layout: view.Layout, kind: type) -> ndarray:
-    """The same weights of which only type and shape are checked: `check_weights` has the rest of the checks."""
+    """Return weights as `weights` does, but check only type and shape. `check_weights` makes the other checks."""
     return placed(who, view.weights, real(who, "weight", weight, kind), layout)
 
 
 def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarray, layout: view.Layout) -> ndarray:
-    """Weights or codes of groups in the order of a layout, by `view.weights` or `view.codes`."""
+    """Return weights or codes of groups in the order of a layout, by `view.weights` or `view.codes`."""
     try:
         return order(given, layout)
     except ValueError as error:
@@ -319,7 +319,7 @@ def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarra
 
 
 def check_weights(who: str, w: ndarray) -> float:
-    """The number of weights above 0; the rest of the checks of `weights`, which say what is wrong."""
+    """Make the other checks of `weights`, which say what is wrong. Return the number of weights above 0."""
     lowest: Any = 0.0
     highest = total = positive = lowest
     if w.size:
@@ -331,7 +331,7 @@ def check_weights(who: str, w: ndarray) -> float:
 
 
 def summable(who: str, name: str, w: Any, times: int) -> None:
-    """Check weights, each of which counts so many times: finite, not negative, with a sum that float64 can hold.
+    """Check that weights, each of which counts `times` times, are finite, not negative, and have a sum within float64.
 
     On a device this synchronizes once.
     """
@@ -349,7 +349,7 @@ def _sum_of_weights(who: str, name: str, lowest: Any, highest: Any, total: float
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:
-    """The sum of weights, by which statistics are divided unless it is 0."""
+    """Return the sum of weights, which must be 0 or a number by which statistics can be divided."""
     with np.errstate(over="ignore"):
         return _divisor(who, name, float(w.sum()))
 
@@ -361,10 +361,10 @@ def _divisor(who: str, name: str, total: float) -> float:
 
 
 def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) -> None:
-    """Check for group and instance norm of (N, G, K, L): if there are rows, they must have more than one value.
+    """Check, for group and instance norm of (N, G, K, L), that there is more than one value per row, if there are rows.
 
-    As in PyTorch, instance norm (`each`) requires it of every sample, and group norm only of the batch as a whole:
-    groups of one value become beta, unless there is only one sample.
+    As in PyTorch, instance norm (`each`) requires several values per group in each sample, and group norm only in the
+    full batch: groups of one value become beta, unless there is only one sample.
     """
     samples, groups, channels, positions = rows.shape
     if rows.size and channels * positions * (1 if each else samples) == 1:
@@ -375,6 +375,6 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type in messages."""
+    """Return the name of a value's type for messages."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,4 +1,4 @@
-"""Statistics of a whole data set in one pass, from any iterable of arrays or tables."""
+"""Statistics of a complete data set in one pass, from any iterable of arrays or tables."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -13,12 +13,12 @@ from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
 
 WHO = "dataset_moments"
-TABLES = ("pandas", "polars", "pyarrow", "dask")  # the packages of tables
-PIECE = 1 << 22  # bytes of differences that are made at a time
+TABLES = ("pandas", "polars", "pyarrow", "dask")  # packages that have tables
+PIECE = 1 << 22  # bytes of differences that are computed at a time
 
 
 class Options(NamedTuple):
-    """How the moments of an item are made."""
+    """How the moments of an item are computed."""
 
     axis: int | tuple[int, ...]
     skipna: bool
@@ -28,7 +28,7 @@ class Options(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is known of one item."""
+    """The results for one item."""
 
     moments: Moments
     differences: Moments | None
@@ -46,7 +46,7 @@ def dataset_moments(
     progress: bool = False,
     delta: int | None = None,
 ) -> Any:
-    """Count, mean and m2 per channel of all items together, in one pass and the memory of a few items.
+    """Return count, mean and m2 per channel of all items together, in one pass, with the memory of a few items.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ def dataset_moments(
         A generator, a list, a PyTorch DataLoader, a reader of record batches. Its items may be
 
         - arrays (NumPy, CuPy, tensors, nested lists) with the same channels, of any other sizes, also empty;
-        - pairs (array, weight), as tuples: weight as in `functional.moments`, bools or floats. Labels are no weights,
-          and integers are refused unless `exact`; so are lists of arrays, which a DataLoader of images and labels
-          yields: write ``(x for x, label in loader)``;
+        - pairs (array, weight), as tuples: weight as in `functional.moments`, bools or floats. Labels are not weights,
+          so integers are refused unless `exact`, and so are lists of arrays, as a DataLoader of images and labels
+          yields them: write ``(x for x, label in loader)``;
         - pyarrow RecordBatches and Tables, polars and pandas frames, and dictionaries of columns, whose columns are the
           channels and must have the same names in the same order. A missing value is NaN;
         - functions without arguments that return one of these, such as ``functools.partial(decode, path)``: the
@@ -64,8 +64,8 @@ def dataset_moments(
     axis : int or tuple of int, default 1
         The axis, or axes, of the channels in arrays, as in `functional.moments`.
     workers : int, default 1
-        The number of threads that call functions and sum arrays. They help where reading and decoding release the GIL.
-        The result is the same, to the bit, for any number.
+        The number of threads that call functions and sum arrays. They help if reading and decoding release the GIL.
+        The result is the same, to the bit, for any number of threads.
     minmax : bool, default False
         Whether to record the least and the greatest value of each channel too.
     skipna : bool, default False
@@ -85,8 +85,8 @@ def dataset_moments(
     Raises
     ------
     TypeError, ValueError
-        If there are no items, or one has other channels. What an item or the iterable raises is raised; a note names
-        the item.
+        If there are no items, or one has other channels. Errors of an item or of the iterable are raised, with a note
+        that names the item.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def dataset_moments(
 
 
 def part_of(options: Options, i: int, item: Any) -> Part:
-    """The moments of an item."""
+    """Return the moments of an item."""
     who = f"{WHO}: item {i}"
     item, weight = unpacked(who, item, options.exact)
     if (columns := columns_of(who, item)) is None:
@@ -136,7 +136,7 @@ def part_of(options: Options, i: int, item: Any) -> Part:
 
 
 def unpacked(who: str, item: Any, integers: bool = False) -> tuple[Any, Any]:
-    """An item and its weight, or None. integers: whether weights may be integers, which labels are too."""
+    """Return an array or table and its weight, or None. integers: whether weights may be integers, like labels."""
     if not isinstance(item, tuple):
         if isinstance(item, list) and any(hasattr(value, "__array__") and np.ndim(value) for value in item):
             raise TypeError(
@@ -160,7 +160,7 @@ def unpacked(who: str, item: Any, integers: bool = False) -> tuple[Any, Any]:
 
 
 def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
-    """The columns of a table by name, or None for an array."""
+    """Return the columns of a table by name, or None for an array."""
     if (table := arrow.table_of(who, item)) is not None:
         _names(who, table.column_names)
         arrow.check_numbers(who, table)
@@ -184,7 +184,7 @@ def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
 
 
 def _names(who: str, given: Iterable[Any]) -> list[str]:
-    """The names of columns as text, each of which must be there once."""
+    """Return the names of columns as text; each may occur only once."""
     names = [str(name) for name in given]
     if len(set(names)) < len(names):
         raise ValueError(f"{who}: expected columns of different names, got {names}")
@@ -197,7 +197,7 @@ def _joined(column: Any) -> ndarray:
 
 
 def _numbers(who: str, name: str, column: Any) -> ndarray:
-    """A column of a pandas or polars frame; missing values of extension types become NaN."""
+    """Return a column of a pandas or polars frame; missing values of extension types become NaN."""
     x: ndarray = column.to_numpy()
     if x.dtype.kind == "O":
         try:
@@ -214,13 +214,13 @@ def _of_array(who: str, x: Any, axis: Any, weight: Any, options: Options) -> tup
 
 
 def _differences(who: str, x: Any, axis: Any, weight: Any, options: Options, delta: int) -> Moments:
-    """The moments of x[t + delta] - x[t], a few rows at a time."""
+    """Return the moments of x[t + delta] - x[t], computed a few rows at a time."""
     x = checks.real(who, "x", x)
     axes = reductions.kept_axes(who, axis, x.shape)
     if 0 in axes or not x.ndim:
         raise ValueError(f"{who}: delta: expected a first axis of time that is not kept, got axis={axis!r}")
     w = None if weight is None else checks.real(who, "weight", weight)
-    if w is not None and len(w) == 1:  # it does not depend on the time
+    if w is not None and len(w) == 1:  # the weight does not depend on time
         w = np.broadcast_to(w, (len(x), *w.shape[1:]))
     n = max(0, len(x) - delta)
     step = max(1, PIECE // max(1, 8 * x[:1].size))
@@ -234,7 +234,7 @@ def _differences(who: str, x: Any, axis: Any, weight: Any, options: Options, del
 
 
 def _check_alike(i: int, part: Part, first: Part) -> None:
-    """An error unless an item has the channels of the first."""
+    """Raise ValueError unless an item has the channels of the first item."""
     if part.names != first.names:
         named, wanted = (list(names) if names else "no names" for names in (part.names, first.names))
         raise ValueError(f"{WHO}: item {i}: expected the columns of item 0, {wanted}, got {named}")

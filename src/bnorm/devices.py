@@ -9,14 +9,14 @@ DEVICES = ("cpu", "cuda")
 
 
 class DeviceError(ImportError, RuntimeError, ValueError):
-    """A device that this machine or this installation does not have.
+    """This machine or this installation does not have the device.
 
-    A package may be missing (ImportError) or the hardware (RuntimeError), and the device is an argument (ValueError).
+    A package may be missing (ImportError), or the hardware (RuntimeError), and the device is an argument (ValueError).
     """
 
 
 def arrays_on(who: str, device: object) -> type:
-    """The type of the arrays on a device, given by name."""
+    """Return the type of the arrays on a device, which is given by name."""
     if not isinstance(device, str):
         raise TypeError(f"{who}: device: expected one of {', '.join(DEVICES)}, got {device!r}")
     if device not in DEVICES:
@@ -32,12 +32,12 @@ def arrays_on(who: str, device: object) -> type:
 
 
 def owned(a: Any) -> Any:
-    """a itself if it owns its memory and is writeable, aligned and native; else a copy.
+    """Return `a` itself if it owns its memory and is writeable, aligned, contiguous and native, or else a copy.
 
     An array from a pickle, a file or another process may be read-only, mapped to a file, or shared.
     """
     if not isinstance(a, ndarray):
-        return a  # CuPy's arrays always are
+        return a  # CuPy's arrays are always so
     if type(a) is ndarray and a.flags.owndata and a.flags.carray and a.dtype.isnative:
         return a
     return np.array(a, a.dtype.newbyteorder("="), order="C")

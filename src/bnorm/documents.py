@@ -1,4 +1,4 @@
-"""The numpydoc sections that public functions share: each parameter is described once."""
+"""The numpydoc sections that public functions share, so that each parameter is described once."""
 
 import inspect
 from collections.abc import Callable
@@ -89,6 +89,6 @@ def normalizes(**texts: str) -> Callable[[Function], Function]:
 
 
 def listed(parameter: inspect.Parameter, kind: str, text: str) -> str:
-    """A parameter as numpydoc lists it."""
+    """Return a parameter in the format of numpydoc."""
     shown = parameter.default is not parameter.empty and not kind.endswith("optional")
     return f"{parameter.name} : {kind}{f', default {parameter.default!r}' if shown else ''}\n{indent(text, '    ')}"

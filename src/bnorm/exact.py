@@ -1,7 +1,7 @@
 """Exact moments: the count, the sum and the sum of squares of each channel, kept as integers and rounded once.
 
-Integers do not depend on the order in which they were added, so neither do exact moments: not on the order of the
-values, on how they were cut into batches, on threads or machines. They can be subtracted too.
+A sum of integers does not depend on the order of additions. So exact moments do not depend on the order of the values,
+on how they were cut into batches, on threads or on machines. They can be subtracted too.
 """
 
 from typing import Any, Self
@@ -16,8 +16,8 @@ from bnorm.kernels.cpu.exact.entries import impossible, rounded, variances
 from bnorm.moments import Moments
 
 HEAVIEST = 2**31  # an integer weight is below this
-MOST = 2**63 - 1  # values, which are counted in int64
-STORED = 4096  # limbs that a file may have, and the place of the first: a damaged one shall not fill the memory
+MOST = 2**63 - 1  # the largest number of values, which are counted in int64
+STORED = 4096  # limbs of a file, and the index of the first, are below this: a damaged file must not fill the memory
 _DIGEST = b"bnorm exact moments 1"
 
 
@@ -27,15 +27,15 @@ class ExactMoments(Moments):
     count, mean, m2, var and std are the exact rational values, rounded to float64: count, mean, m2 and var correctly,
     std to within one last place. A result above the largest float64 is infinite.
 
-    `a + b` and `Moments.merge` add exactly, in any order, and `a - b` takes out again what was added: the result has
-    the same bits as if it had never been there. Values that are not finite are counted, so they can be taken out too.
+    `a + b` and `Moments.merge` add exactly, in any order, and `a - b` removes values that were added: the result has
+    the same bits as if they had never been there. Values that are not finite are counted, so they can be removed too.
     """
 
     __slots__ = ("_counts", "_rounded", "_sums")
 
-    _counts: ndarray  # (4, C): the number of values, and how many of them are NaN, infinite, minus infinity
-    _sums: tuple[Integers, Integers]  # of the finite values, and of their squares
-    _rounded: ndarray | None  # what `parts` has been asked for
+    _counts: ndarray  # (4, C): the number of values, and how many of them are NaN, infinity, minus infinity
+    _sums: tuple[Integers, Integers]  # the sums of the finite values, and of their squares
+    _rounded: ndarray | None  # `parts`, once they were computed
 
     def __init__(self, counts: ndarray, values: Integers, squares: Integers) -> None:
         counts.flags.writeable = False
@@ -46,7 +46,7 @@ class ExactMoments(Moments):
 
     @property
     def infinite(self) -> bool:
-        """Whether any value is."""
+        """Whether any value is infinite."""
         return bool(self._counts[2:].any())
 
     @property
@@ -59,7 +59,7 @@ class ExactMoments(Moments):
         if self._rounded is None:
             parts = rounded(self._counts, self._sums)
             parts.flags.writeable = False
-            self._rounded = parts  # at last: another thread may take it from now on
+            self._rounded = parts  # last, as other threads may read it from now on
         return self._rounded
 
     @property
@@ -69,42 +69,42 @@ class ExactMoments(Moments):
         return count.reshape(self._shape)
 
     def var(self, ddof: float = 0) -> ndarray:
-        """The variance per channel, m2 / (count - ddof), rounded once; NaN where count - ddof is not above 0."""
+        """Return the variance per channel, m2 / (count - ddof), rounded once; NaN where count - ddof is not above 0."""
         ddof = checks.ddof("Moments", ddof)
         return variances(self._counts, self._sums, ddof, False).reshape(self._shape)
 
     def std(self, ddof: float = 0) -> ndarray:
-        """The square root of the variance, to within one last place."""
+        """Return the square root of the variance, to within one last place."""
         ddof = checks.ddof("Moments", ddof)
         return variances(self._counts, self._sums, ddof, True).reshape(self._shape)
 
     def rounded(self) -> Moments:
-        """Plain moments of the same values: count, mean and m2 as float64."""
+        """Return plain moments of the same values: count, mean and m2 as float64."""
         return Moments.from_parts(self._parts.copy(), self._shape, self._extremes)
 
     def shaped(self, shape: tuple[int, ...]) -> "ExactMoments":
-        """The same moments in another shape, of as many channels."""
+        """Return the same moments in another shape, with as many channels."""
         return ExactMoments(self._counts, *self._sums)._of(shape, self._extremes)
 
     def picked(self, channels: Any) -> "ExactMoments":
-        """The moments of these channels, given by their positions in the flat order of the shape, in one axis."""
+        """Return the moments of some channels, given by their flat indices, along one axis."""
         sums = (Integers.combined([Integers(first, limbs[:, channels].copy())], [1]) for first, limbs in self._sums)
         picked = ExactMoments(self._counts[:, channels].copy(), *sums)
         return picked._of(picked._shape, None if self._extremes is None else self._extremes[:, channels])
 
     def scaled(self, scale: float) -> "ExactMoments":
-        """The exact moments of all values times a positive number, products that are not rounded."""
+        """Return the exact moments of all values times a positive number; the products are not rounded."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         p, q = scale.as_integer_ratio()
-        down = -(-(q.bit_length() - 1) // BITS)  # scale is p times a power of two, and then of 2^-32
+        down = -(-(q.bit_length() - 1) // BITS)  # q is a power of two: scale = (p 2^k) 2^(-32 down) for some k >= 0
         p <<= BITS * down - (q.bit_length() - 1)
         values, squares = (integers.times(p**k, k * down) for k, integers in enumerate(self._sums, 1))
         extremes = None if self._extremes is None else self._extremes * scale
         return ExactMoments(self._counts, values, squares)._of(self._shape, extremes)
 
     def digest(self) -> str:
-        """A short hexadecimal string of all integers: equal for equal moments, on every machine."""
-        from hashlib import blake2b  # takes a while
+        """Return a short hexadecimal string of all integers: equal for equal moments, on every machine."""
+        from hashlib import blake2b  # it takes a while to import
 
         counts = self._counts.astype("<i8")
         shapes = [f"{counts.shape[1]}", *(f"{first} {len(limbs)}" for first, limbs in self._sums)]
@@ -114,7 +114,7 @@ class ExactMoments(Moments):
         ).hexdigest()
 
     def to(self, device: str) -> Self:
-        """The object itself for "cpu". Integers stay on the CPU: `rounded()` moves to a device."""
+        """Return the object itself for "cpu". Integers stay on the CPU; the result of `rounded()` can be moved."""
         if device != "cpu":
             raise ValueError(
                 f"Moments: device: expected 'cpu' for exact moments, got {device!r}; m.rounded().to({device!r}) moves "
@@ -128,7 +128,7 @@ class ExactMoments(Moments):
 
     @classmethod
     def combined(cls, items: "list[ExactMoments]", factors: list[int]) -> "ExactMoments":
-        """The moments of the values of all items together, those of each as often as its factor says."""
+        """Return the moments of the values of all items together; an item counts as often as its factor says."""
         most = sum(factor * int(item._counts[0].max(initial=0)) for item, factor in zip(items, factors, strict=True))
         if most > MOST:
             raise ValueError(f"Moments: expected fewer than 2^63 values, or weights in sum, got {most}")
@@ -151,7 +151,7 @@ class ExactMoments(Moments):
         if self._shape != other._shape:
             mine, others = (s[0] if len(s) == 1 else s for s in (self._shape, other._shape))
             raise ValueError(f"Moments: expected {mine} channels to subtract, got {others}")
-        left = self.combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be taken out
+        left = self.combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be subtracted
         c = impossible(left._counts, left._sums)
         if c >= 0:
             raise ValueError(
@@ -180,7 +180,7 @@ class ExactMoments(Moments):
         return _restored, (type(self), self.stored(), self._shape, self._extremes)
 
     def stored(self) -> dict[str, ndarray]:
-        """Small int64 arrays, of which `restored` makes these moments again."""
+        """Return small int64 arrays, from which `restored` makes these moments again."""
         (a, values), (b, squares) = ((integers.first, integers.packed()) for integers in self._sums)
         if max(abs(a), abs(b), len(values), len(squares)) >= STORED:
             raise ValueError(
@@ -191,7 +191,7 @@ class ExactMoments(Moments):
 
     @classmethod
     def restored(cls, arrays: dict[str, ndarray]) -> Self:
-        """The moments of a result of `stored`; ValueError if it is none."""
+        """Return the moments of a result of `stored`; ValueError if the arrays cannot be one."""
         counts, first, values, squares = (np.asarray(arrays[key]) for key in ("counts", "first", "values", "squares"))
         sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < STORED
         for a in (counts, first, values, squares):
@@ -206,9 +206,9 @@ class ExactMoments(Moments):
 
 
 def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name: str = "weight") -> ExactMoments:
-    """The exact moments of an array in memory; arguments as of `functional.moments`.
+    """Return the exact moments of an array in memory. The arguments are those of `functional.moments`.
 
-    The sums of an array on a GPU are made there, if it is float16, bfloat16 or float32; else it is copied.
+    An array on a GPU is summed there if it is float16, bfloat16 or float32, and otherwise copied.
     """
     x = array(who, x)
     block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
@@ -219,7 +219,7 @@ def moments(who: str, x: Any, axis: Any, weight: Any, skipna: bool, weight_name:
 
 
 def of_block(block: Any, w: ndarray | None, skipna: bool) -> ExactMoments:
-    """The exact moments of a block as the kernels of its library see it. w: None, or int64 (outer, inner)."""
+    """Return the exact moments of a block in the view of the kernels. w: None, or int64 (outer, inner)."""
     kernels = BACKENDS[type(block)]
     if w is None:
         return _moments_of(kernels.exact_sums(block), block.size // max(block.shape[1], 1), skipna)
@@ -246,7 +246,7 @@ def _moments_of(sums: tuple[Any, ...], count: int, skipna: bool) -> ExactMoments
 
 
 def array(who: str, x: Any) -> ndarray:
-    """x as an array of floats of at most 64 bits, integers or bools."""
+    """Return x as an array of floats of at most 64 bits, integers or bools."""
     if type(x) is ndarray and x.dtype in checks.FLOATS:
         return x
     a = checks.real(who, "x", x)
@@ -257,10 +257,10 @@ def array(who: str, x: Any) -> ndarray:
 
 
 def whole_weights(who: str, name: str, weight: Any) -> ndarray:
-    """Weights, an array of a mask or of integers in any type."""
+    """Return weights, which must be a mask or integers, in any type."""
     w: ndarray = moved(checks.real(who, name, weight), ndarray)
     if w.dtype.kind not in "bui":
-        w = w.astype(np.float64)  # float16 does not reach the largest weight
+        w = w.astype(np.float64)  # float16 cannot hold HEAVIEST, with which they are compared
     sound = w.dtype.kind == "b" or ((w >= 0) & (w < HEAVIEST)).all()
     if not sound or (w.dtype.kind not in "bui" and (w != np.floor(w)).any()):
         raise ValueError(

@@ -211,7 +211,7 @@ def instance_norm(
 
 
 def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, out: ndarray | None = None) -> Gradients:
-    """The gradients of the forward that returned `saved`.
+    """Return the gradients of the forward that returned `saved`.
 
     They include the derivatives of the statistics, unless mean and var were given. Several backwards may use the same
     `saved`.
@@ -230,7 +230,7 @@ def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, o
     Returns
     -------
     dx : ndarray
-        The gradient of x, of its dtype. It is that of the residual too.
+        The gradient of x, of the dtype of x. The gradient of a residual is the same.
     dgamma, dbeta : ndarray or None
         The gradients of gamma and beta, in their shape, float64; None if the forward had no such parameter.
 
@@ -265,7 +265,7 @@ def moments(
     minmax: bool = False,
     scale: float = 1.0,
 ) -> Moments:
-    """Count, mean and m2 per channel, or per channel and group, which can be merged with those of other data.
+    """Return count, mean and m2 per channel, or per channel and group. They can be merged with those of other data.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Moments of groups of values: what `functional.moments` does with codes of groups."""
+"""Moments of groups of values: `functional.moments` with codes of groups."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from bnorm.kernels.cpu import groups as kernels
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 
-MOST = 2**31 - 1  # groups
+MOST = 2**31 - 1  # the largest number of groups
 
 
 def moments(
@@ -25,7 +25,7 @@ def moments(
     skipna: bool,
     exact: bool,
 ) -> Moments:
-    """Moments of shape (G, C)."""
+    """Return moments of shape (G, C). The arguments are those of `functional.moments`."""
     if exact:
         raise ValueError(f"{who}: groups: expected None with exact=True, got codes: sums of groups are rounded")
     if (engine := engine_of(x)) is not None:
@@ -55,13 +55,13 @@ def moments(
 
 
 def refuse_number(who: str, n_groups: Any) -> None:
-    """ValueError for a number of groups without groups."""
+    """Raise ValueError if there is a number of groups; for calls without groups."""
     if n_groups is not None:
         raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
 
 
 def _codes(who: str, groups: ArrayLike, n_groups: int | None, layout: view.Layout) -> tuple[ndarray, int]:
-    """Codes as the kernels take them, and the number of groups."""
+    """Return codes in the form that the kernels take, and the number of groups."""
     given = checks.real(who, "groups", groups, ndarray)
     if given.dtype.kind not in "ui" and given.size:
         raise TypeError(f"{who}: groups: expected integers, got dtype {given.dtype}")

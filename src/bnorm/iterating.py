@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 from bnorm.kernels.cpu.threads import get_num_threads, limit_caller
 
 Result = TypeVar("Result")
-PATIENCE = 0.1  # seconds until an interrupt is seen
-AHEAD = 2  # items for each thread that are taken before their turn
+PATIENCE = 0.1  # seconds after which an interrupt is seen
+AHEAD = 2  # how many items per thread are taken in advance
 
 
 def results(
     who: str, items: Iterable[Any], work: Callable[[int, Any], Result], workers: int, progress: bool
 ) -> Iterator[Result]:
-    """`work(i, item)` of every item, in their order; of an item that can be called, of what it returns.
+    """Yield `work(i, item)` for every item, in their order. An item that is a function is called first.
 
-    Not more than AHEAD items for each worker are taken from the iterable before the first of them is done. An error
-    ends it, and has a note that names the item.
+    At most AHEAD items per worker are taken from the iterable before the first of them is done. An error ends the
+    iteration, and has a note that names the item.
     """
     every = _counted(items, who) if progress else items
     if workers == 1:
@@ -30,7 +30,7 @@ def results(
         return
     tasks: SimpleQueue[Any] = SimpleQueue()
     limit = max(1, get_num_threads() // workers)
-    # Daemons: an interrupt does not wait for them, nor does the end of the process.
+    # Daemons, as neither an interrupt nor the end of the process should wait for them.
     threads = [Thread(target=_serve, args=(tasks, who, work, limit), daemon=True) for _ in range(workers)]
     waiting: deque[Future[Result]] = deque()
     try:
@@ -54,7 +54,8 @@ def results(
 
 def _awaited(future: "Future[Result]") -> Result:
     while not future.done():
-        # In short steps: where another library (polars) handles SIGINT too, it does not end a wait without a limit.
+        # In short steps: if another library (polars) handles SIGINT too, an interrupt does not end a wait without
+        # limit.
         wait([future], timeout=PATIENCE)
     return future.result()
 
@@ -67,9 +68,9 @@ def _serve(tasks: "SimpleQueue[Any]", who: str, work: Callable[[int, Any], Any],
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(_done(who, work, i, item))
-            except BaseException as error:  # which the caller raises
+            except BaseException as error:  # the caller raises it
                 future.set_exception(error)
-        del future, item  # while this thread waits it holds nothing
+        del future, item  # so that a waiting thread keeps nothing alive
 
 
 def _done(who: str, work: Callable[[int, Any], Result], i: int, item: Any) -> Result:
@@ -96,7 +97,7 @@ def _numbered(who: str, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _counted(items: Iterable[Any], who: str) -> Iterable[Any]:
-    """The items, with a progress bar, which estimates the time left where their number is known."""
+    """Return the items with a progress bar, which estimates the time left if their number is known."""
     try:
         from tqdm.auto import tqdm
     except ImportError:

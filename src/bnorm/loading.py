@@ -1,4 +1,4 @@
-"""`bnorm.load`: the object of a state file."""
+"""`bnorm.load`, which restores the object of a state file."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ LAYERS = {
 
 
 def grouped_transformer(stored: group_saving.Stored) -> Any:
-    """The grouped transformer with that state."""
+    """Return the grouped transformer with this state."""
     from bnorm.transformer.grouped import GroupedTransformer
 
     return GroupedTransformer._from_stored(stored)
@@ -46,7 +46,7 @@ def _moments(config: container.Config, entries: Any) -> Moments:
         found: Moments = ExactMoments.restored(arrays).shaped(shape)
     else:
         count, mean, m2, low = arrays.pop("parts")
-        Moments(count, mean, m2)  # which refuses what no values have
+        Moments(count, mean, m2)  # refuses numbers that no values can have
         found = Moments.from_parts(np.stack([count, mean, m2, low]), shape)
     if arrays and not config["exact"]:
         raise ValueError(f"arrays without a place: {sorted(arrays)}")
@@ -78,8 +78,8 @@ def load(path: str | os.PathLike[str], kind: type | None = None) -> Any:
     path : str or path-like
         A name that ends in .safetensors or .npz.
     kind : type, default=None
-        The class that is expected, such as BatchNorm1d: an object of another one is an error, and type checkers know
-        what they get. None means any.
+        The expected class, such as BatchNorm1d: an object of another class is an error, and type checkers know the
+        type of the result. None means any.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def load(path: str | os.PathLike[str], kind: type | None = None) -> Any:
     Raises
     ------
     ValueError
-        If the file is damaged, was written by another program or by a newer version of bnorm, or is of another kind.
+        If the file is damaged, was written by another program or by a newer version of bnorm, or has another kind.
 
     Examples
     --------
@@ -123,12 +123,12 @@ def _found(path: str | os.PathLike[str]) -> Any:
         return saving.restored(LAYERS[name], config, entries)
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # values of a damaged file may lead to any error
+    except Exception as error:  # a damaged file may lead to any error
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {name}, got a damaged file: {error}") from None
 
 
 def transformer(stored: Stored) -> Any:
-    """The transformer with that state."""
+    """Return the transformer with this state."""
     from bnorm.transformer.estimator import BatchNormTransformer
 
     return BatchNormTransformer._from_stored(stored)

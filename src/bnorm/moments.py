@@ -1,8 +1,8 @@
 """Count, mean and m2 per channel, and their exact merging.
 
-Moments are merged by the difference of their means, never through sums of squares, so a mean far from zero costs no
-accuracy of the variance. The rounding error of the float64 mean is kept in a second number: with means a million
-standard deviations away from zero it affects the twelfth digit of the variance.
+Moments are merged by the difference of their means, never through sums of squares, so the variance is accurate even if
+the mean is far from zero. The rounding error of the float64 mean is kept in a second number, because with means a
+million standard deviations away from zero it affects the twelfth digit of the variance.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Moments:
     `a + b` and `Moments.merge([a, b, ...])` return the moments of all values together, in any order and partition. A
     channel without values has count 0, mean NaN and m2 0, until it is merged with one that has values.
 
-    Exact moments (`moments(x, exact=True)`) have sums that are integers; they can be subtracted, and have a digest.
+    Exact moments (`moments(x, exact=True)`) keep their sums as integers; they can be subtracted, and have a digest.
 
     count, mean and m2 are read-only float64 arrays of shape (C,), with several axes if `moments` kept several, or
     (G, C) for G groups of values (`moments(x, groups=codes)`). Moments of CuPy arrays are CuPy arrays, which are not
@@ -48,10 +48,10 @@ class Moments:
 
     __slots__ = ("_extremes", "_parts", "_shape")
 
-    exact: bool = False  # whether count and sums are integers, as in bnorm.exact
+    exact: bool = False  # whether count and sums are kept as integers, as in bnorm.exact
 
     _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
-    _shape: tuple[int, ...]  # of the statistics, of C values
+    _shape: tuple[int, ...]  # the shape of count, mean and m2, of C values in all
     _extremes: ndarray | None  # (2, C): the least and the greatest value, if they were recorded
 
     def __init__(self, count: ArrayLike, mean: ArrayLike, m2: ArrayLike) -> None:
@@ -72,10 +72,10 @@ class Moments:
 
     @classmethod
     def from_parts(cls, parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None) -> Self:
-        """Moments of the (4, C) array of count, mean, m2 and low that kernels return, or (4, G, C); it becomes
-        read-only.
+        """Return moments of the (4, C) or (4, G, C) array of count, mean, m2 and low that kernels return.
 
-        shape: of the statistics, if it is not that of a row of parts. extremes: least and greatest values (2, C).
+        The array becomes read-only. shape: of count, mean and m2, if it is not that of a row of parts. extremes: the
+        least and the greatest values, (2, C).
         """
         self = cls.__new__(cls)
         self._shape, self._extremes = parts.shape[1:] if shape is None else shape, extremes
@@ -90,7 +90,7 @@ class Moments:
 
     @classmethod
     def merge(cls, items: Iterable["Moments"]) -> Self:
-        """The moments of all values together.
+        """Return the moments of all values together.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Moments:
 
     @classmethod
     def beside(cls, items: Iterable["Moments"]) -> "Moments":
-        """The channels of all items, one after the other, in one axis."""
+        """Return moments of the channels of all items, one after the other, along one axis."""
         items = list(items)
         if len(items) == 1:
             return items[0].shaped((items[0]._width,))
@@ -150,33 +150,33 @@ class Moments:
         return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
 
     def _of(self, shape: tuple[int, ...], extremes: ndarray | None) -> Self:
-        """These moments, new and nobody else's, with that shape and these extremes."""
+        """Set the shape and the extremes of these moments, which must be new and not yet in use, and return them."""
         self._shape, self._extremes = shape, extremes
         return self
 
     def with_extremes(self, extremes: ndarray) -> Self:
-        """These moments, new and nobody else's, with the least and the greatest values (2, C)."""
+        """Set the least and the greatest values, (2, C), of these moments, which must be new, and return them."""
         return self._of(self._shape, extremes)
 
     def shaped(self, shape: tuple[int, ...]) -> "Moments":
-        """The same moments in another shape, of as many channels."""
+        """Return the same moments in another shape, with as many channels."""
         return self.from_parts(self._parts, shape, self._extremes)
 
     def picked(self, channels: Any) -> "Moments":
-        """The moments of these channels, given by their positions in the flat order of the shape, in one axis."""
+        """Return the moments of some channels, given by their flat indices, along one axis."""
         extremes = None if self._extremes is None else self._extremes[:, channels]
         return self.from_parts(self._parts[:, channels].copy(), None, extremes)  # in C order
 
     @np.errstate(all="ignore")
     def scaled(self, scale: float) -> "Moments":
-        """The moments of all values times a positive number: each statistic is rounded once more."""
+        """Return the moments of all values times a positive number. Each statistic is rounded once more."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
         return self.from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
 
     @np.errstate(all="ignore")
     def weighing(self, weight: ndarray) -> "Moments":
-        """The moments of the same values, all those of a channel with its weight, which is finite and not negative."""
+        """Return the moments of the same values, each with the weight of its channel, finite and not negative."""
         parts = np.where(weight > 0, self._parts, 0.0)
         parts[[_COUNT, _M2]] *= weight
         extremes = None if self._extremes is None else np.where(weight > 0, self._extremes, np.nan)
@@ -214,19 +214,19 @@ class Moments:
 
     @np.errstate(all="ignore")
     def var(self, ddof: float = 0) -> ndarray:
-        """The variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
+        """Return the variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
         left = self.count - checks.ddof("Moments", ddof)
         var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
         return var
 
     @property
     def min(self) -> ndarray:
-        """The least value per channel; NaN without values, and with a NaN that was not skipped."""
+        """The least value per channel; NaN if there are no values, or a NaN that was not skipped."""
         return self._extreme(0)
 
     @property
     def max(self) -> ndarray:
-        """The greatest value per channel; NaN without values, and with a NaN that was not skipped."""
+        """The greatest value per channel; NaN if there are no values, or a NaN that was not skipped."""
         return self._extreme(1)
 
     def _extreme(self, which: int) -> ndarray:
@@ -236,12 +236,12 @@ class Moments:
         return row
 
     def std(self, ddof: float = 0) -> ndarray:
-        """The square root of `var`."""
+        """Return the square root of `var`."""
         std: ndarray = np.sqrt(self.var(ddof))
         return std
 
     def to(self, device: str) -> Self:
-        """The same moments on a device, "cpu" or "cuda"; the object itself if it is there already."""
+        """Return the same moments on a device, "cpu" or "cuda"; the object itself if it is there already."""
         kind = devices.arrays_on("Moments", device)
         if type(self._parts) is kind:
             return self
@@ -301,7 +301,7 @@ class Moments:
         path : str or path-like
             A name that ends in .safetensors or .npz. An existing file is replaced in one step.
         """
-        from bnorm.files import container  # which takes a while to import
+        from bnorm.files import container  # it takes a while to import
 
         arrays = self.stored()
         if self._extremes is not None:
@@ -310,7 +310,7 @@ class Moments:
         container.write("Moments", path, config, arrays)
 
     def stored(self) -> dict[str, ndarray]:
-        """The arrays that a file has of these moments, without extremes."""
+        """Return the arrays that represent these moments in a file, without extremes."""
         return {"parts": moved(self._parts, ndarray)}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -322,14 +322,14 @@ class Moments:
 
 
 class Tree:
-    """Moments merged one after the other, as a tree: neighbours in pairs, then pairs of pairs.
+    """Moments that are added one by one, and merged as a tree: neighbors in pairs, then pairs of pairs.
 
-    Rounding errors grow with the logarithm of the number of items, and so does the memory. The result depends on the
-    order of the items only.
+    Rounding errors grow with the logarithm of the number of items, and so does the memory. The result depends only on
+    the order of the items.
     """
 
     def __init__(self) -> None:
-        self._count, self._merged = 0, list[Moments]()  # of so many items each as the bits of the count say
+        self._count, self._merged = 0, list[Moments]()  # one for each bit that is set in the count, of that many items
 
     def add(self, item: Moments) -> None:
         """Add the next item."""
@@ -340,7 +340,7 @@ class Tree:
         self._merged.append(item)
 
     def result(self) -> Moments:
-        """The moments of all items so far, of which there must be one."""
+        """Return the moments of all items so far. There must be at least one."""
         found = self._merged[-1]
         for item in reversed(self._merged[:-1]):
             found = Moments.merge([item, found])
@@ -348,13 +348,13 @@ class Tree:
 
 
 def _outermost(items: list[Moments]) -> ndarray | None:
-    """The least and the greatest values of several moments. NaN where there were values is NaN in the result."""
+    """Return the extremes of several moments together. If any with values has NaN, the result has NaN."""
     every = [item._extremes for item in items if item._extremes is not None]
     if not every:
         return None
     least, greatest = every[0]
     for low, high in every[1:]:
-        least, greatest = np.minimum(least, low), np.maximum(greatest, high)  # which keep NaN
+        least, greatest = np.minimum(least, low), np.maximum(greatest, high)  # these functions keep NaN
     if type(least) is ndarray and not np.isnan(least).any():
         return np.stack([least, greatest])
     extremes: ndarray = np.stack(every)
@@ -378,7 +378,7 @@ def _restored(
     cls: type[Moments], parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None
 ) -> Moments:
     found = None if extremes is None else devices.owned(extremes.copy())
-    return cls.from_parts(devices.owned(parts.copy()), shape, found)  # what is restored may be a memory map
+    return cls.from_parts(devices.owned(parts.copy()), shape, found)  # copies, as a pickle may give a memory map
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:

@@ -1,4 +1,4 @@
-"""Shared memory: whether a result may be written to `out`, and whether that overwrites x.
+"""Checks of shared memory: whether a result may be written to `out`, and whether that overwrites x.
 
 All such tests are in this file. They use only the addresses, shapes and strides of NumPy and CuPy arrays, and read no
 values.
@@ -13,7 +13,7 @@ from numpy import ndarray
 from bnorm.checks import type_name
 from bnorm.kernels import BACKENDS, cpu, kernels_for, kind_of, view
 
-Given = tuple[Mapping[str, object], ...]  # the arrays of a call by name, and those of the layer it belongs to
+Given = tuple[Mapping[str, object], ...]  # the arrays of a call by name, and those of its layer
 MAX_WORK: Any = 1000  # candidates tried for a shared element; Any because NumPy's stub allows only two values
 
 
@@ -27,11 +27,11 @@ def output(
     *,
     same: str = "x",
 ) -> tuple[ndarray, ndarray | None, bool]:
-    """Check `out`. Returns it as a base-class array, then the memory that a kernel may write to, or None as `view.into`
-    does, and whether it certainly overlaps no argument. Where the kernels' `ready` says yes, there is nothing to check.
+    """Check `out`. Return it as a base-class array, then the array that a kernel may write to, or None as `view.into`
+    does, and whether `out` certainly overlaps no argument. If the kernels' `ready` accepts it, no check is needed.
 
-    It may have either byte order and any memory order. Of the `given` arrays out may be exactly the one called `same`
-    or exactly x, and must not overlap any other. `layout` and `kind` are those of x.
+    `out` may have either byte order and any memory order. It may be exactly the `given` array called `same`, or exactly
+    x, and must not overlap any other given array. `layout` and `kind` are those of x.
     """
     target: ndarray = out
     if type(out) is not kind:
@@ -87,7 +87,7 @@ def _address(a: ndarray) -> int:
 
 
 def _memory(value: Any) -> ndarray:
-    """A NumPy array with the addresses of the value's memory."""
+    """Return a NumPy array with the addresses of the value's memory, for tests of addresses only."""
     if type(value) is ndarray:
         return value
     kernels = BACKENDS[kind_of(value) or ndarray]
@@ -100,7 +100,7 @@ def _overlap(a: ndarray, b: ndarray) -> bool:
         return False
     try:
         return np.shares_memory(a, b, max_work=MAX_WORK)
-    except np.exceptions.TooHardError:  # strides for which the test would take long are refused
+    except np.exceptions.TooHardError:  # strides for which the test would take too long count as an overlap
         return True
 
 

@@ -1,8 +1,9 @@
-"""The forward and backward passes: array to view, kernels, and what is saved in between.
+"""The forward and backward passes: they bring arrays into the kernels' view, call kernels, and save what a backward
+needs.
 
 Functions and layers both call `known_forward`, `batch_forward`, `row_forward` and `Saved.pull_back`. These trust the
-arguments that their caller has checked, and check weight, out and dy, which come with every call. `who` is the caller's
-name in messages.
+arguments that their caller has checked, and check weight, out and dy, which come with every call. `who` is the name of
+the caller in messages.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,11 +20,12 @@ from bnorm.kernels.rule import Rule
 
 Gradients = tuple[ndarray, ndarray | None, ndarray | None]
 Known = tuple[Any, Any]  # mean and var
-Seen = tuple[ndarray, view.Layout]  # x as the kernels see it, and how that was made
+Seen = tuple[ndarray, view.Layout]  # x in the kernels' view, and the Layout of this view
 
 
-# Where a result goes: what a kernel may write to, as it sees arrays, or None, a new array; what that is copied to, or
-# where the first lies if it is not simply `out`; and whether it is apart from x. A named tuple takes longer.
+# Where a result goes. First the array that a kernel writes to, in the kernels' view, or None: it makes a new one.
+# Second `out` as a base-class array, to which a new result is copied, or None if nothing is left to do after the
+# kernel. Third whether `out` certainly shares no memory with x. A plain tuple, as a named one takes longer.
 Room = tuple[Any, Any, bool]
 NOWHERE: Room = None, None, True
 
@@ -39,30 +41,30 @@ class Saved:
     # The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
     __slots__ = ("act", "digest", "kernels", "layout", "x")
 
-    kernels: Any  # the backend of the forward, or what stood for it
-    x: ndarray | None  # as the kernels see it; integers become float64 at the first backward
-    layout: view.Layout  # how it was made from the caller's x
+    kernels: Any  # the backend of the forward, or the object that replaced it
+    x: ndarray | None  # in the kernels' view; integers become float64 at the first backward
+    layout: view.Layout  # of this view of the caller's x
     act: Activation
-    digest: int  # of x, with set_debug
-    order: tuple[int, ...] | None = None  # memory order of the axes of a result, if `layout` would give another
+    digest: int  # of x, if set_debug is on
+    order: tuple[int, ...] | None = None  # the memory order of the axes of a result, if not that of `layout`
     residual: bool = False  # whether x is the sum h, the forward's second result
 
     def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
-        """dx, dgamma, dbeta for dy in the layout of x, and dh if x is h; without `params` dgamma and dbeta may be
-        None, and where kernels have added them."""
+        """Return dx, dgamma, dbeta for dy in the layout of x, and for dh if x is h. dgamma and dbeta may be None if
+        `params` is False or if kernels have added them to a layer's."""
         raise NotImplementedError
 
     def turn(self) -> AbstractContextManager[None]:
-        """What an error of a backward is raised in. If several ranks make it together, it is raised on all of them."""
+        """Return a context for checks of a backward. If ranks compute it together, an error there is one on all."""
         return nullcontext()
 
     def pull_back(
         self, who: str, dy: Any, params: Any = True, out: ndarray | None = None, given: overlap.Given = ()
     ) -> Gradients:
-        """dx, dgamma, dbeta for the caller's dy; without `params` no dgamma and dbeta.
+        """Return dx, dgamma, dbeta for the caller's dy; without `params` no dgamma and dbeta.
 
-        params: True; or (holder, dgamma, dbeta), who holds this and what a layer adds to: kernels that can do so add
-        themselves, return None, and leave the holder without a forward.
+        params: a bool; or (holder, dgamma, dbeta): the object that holds this one, and the arrays to which its layer
+        adds gradients. Kernels that can add to them do so, return None, and drop the holder's saved forward.
         dy: (dy, dh) if the forward had a residual.
         given: more arrays that `out` must not overlap.
         """
@@ -101,10 +103,10 @@ class ChannelSaved(Saved):
     __slots__ = ("count", "frozen", "has_beta", "has_gamma", "left", "stats", "weight")
 
     stats: ndarray
-    count: Any  # of values per channel, or the sum of their weights, which may be on the device unless it is 0
-    left: Any  # for the kernels' `settle`
+    count: Any  # values per channel, or the sum of their weights, which may be on the device unless it is 0
+    left: Any  # for `settle` of the kernels
     weight: ndarray | None
-    frozen: bool  # the statistics were given, and are constants to the backward
+    frozen: bool  # the statistics were given: the backward takes them as constants
     has_gamma: bool
     has_beta: bool
 
@@ -124,8 +126,8 @@ class RowSaved(Saved):
 
     mean: ndarray
     rstd: ndarray
-    gamma: ndarray | None  # flat, and a copy
-    beta: ndarray | None  # may be the caller's own, where no gradient depends on it
+    gamma: ndarray | None  # a flat copy
+    beta: ndarray | None  # a flat copy, or the caller's array if no gradient depends on it
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
     weight: ndarray | None
@@ -158,16 +160,16 @@ def known_forward(
     out: ndarray | None,
     given: overlap.Given,
 ) -> tuple[ndarray, ChannelSaved]:
-    """Batch norm by statistics that are known, and constants to the backward: y and saved.
+    """Batch norm by known statistics, which the backward takes as constants. Return y and saved.
 
-    The caller has checked that x comes from `checks.array`, that `seen` is `view.channels` of it without `flat`, and
-    that gamma, beta and the statistics come from `checks.vector` and have the size of the channels.
+    The caller guarantees that x comes from `checks.array`, that `seen` is `view.channels` of x without `flat`, and that
+    gamma, beta and the statistics come from `checks.vector` and have one value per channel.
     given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
     overlap any other.
     """
     kernels = BACKENDS[type(x)]
     block, layout = seen
-    if weight is not None:  # which has no effect
+    if weight is not None:  # it has no effect, but an invalid one is an error
         checks.weights(who, weight, layout, type(x), keep=False)
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     mean, var = known
@@ -198,14 +200,14 @@ def batch_forward(
     kernels: Any = None,
     single: Known | None = None,
 ) -> tuple[ndarray, ChannelSaved]:
-    """Batch norm by the statistics of the batch: y and saved.
+    """Batch norm by the statistics of the batch. Return y and saved.
 
     The other arguments are as in `known_forward`.
-    running: the rule of the statistics that the caller will update by this batch.
-    kernels: what stands for the kernels here and in the backward, such as `distributed.sync.Shared`, and comes between
-    reduction and map; its `forward` returns None if the batch has one value per channel.
-    single: the statistics for such a batch; `saved.frozen` tells that they were used. Without them it is a
-    SingleValueError, and nothing has changed.
+    running: the Rule of the statistics that the caller will update with this batch.
+    kernels: an object that replaces the kernels here and in the backward, such as `distributed.sync.Shared`, to work
+    between reduction and map. Its `forward` returns None if the batch has one value per channel.
+    single: the statistics for a batch of one value per channel; `saved.frozen` tells that they were used. Without them
+    such a batch is a SingleValueError, and nothing has changed.
     """
     block, layout = seen
     positive: float = 2
@@ -222,13 +224,13 @@ def batch_forward(
         saved = kernels.saved()
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     if running is not None and (not positive or (out is not None and room[0] is None)):
-        running = running._replace(waits=False)  # nothing is settled, or y is copied before that
+        running = running._replace(waits=False)  # nothing will be settled, or y is copied before that happens
     found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
     if found is None:
         return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)
     y, stats, count, left = found
     if own and not positive:
-        count = 0.0  # known here; reading it from a device would synchronize
+        count = 0.0  # known here, while reading it from a device would synchronize
     saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
     saved.stats, saved.count, saved.left, saved.weight = stats, count, left, weight
     saved.frozen, saved.has_gamma, saved.has_beta = False, gamma is not None, beta is not None
@@ -252,7 +254,7 @@ def _of_one_value(
     given: overlap.Given,
     single: Known | None,
 ) -> tuple[ndarray, ChannelSaved]:
-    """The forward of a batch of one value per channel."""
+    """Normalize a batch of one value per channel by the statistics `single`; without them SingleValueError."""
     if single is not None:
         return known_forward(who, x, seen, gamma, beta, single, eps, act, None, out, given)
     raise checks.SingleValueError(
@@ -276,10 +278,11 @@ def row_forward(
     residual: Any,
     weight: Any = None,
 ) -> tuple[Any, RowSaved]:
-    """Normalization of each row, y and saved; `rows` is `view.rows` or `view.groups` of x.
+    """Normalize each row, and return y and saved. rows: `view.rows` or `view.groups` of x.
 
-    The rest is as in `known_forward`. gamma and beta have the same shape; the kernels copy what gradients depend on.
-    residual: what is added to x first; it is checked here. Then (y, h) and saved, of which x is that sum h.
+    The rest is as in `known_forward`. gamma and beta have the same shape; the kernels copy those on which gradients
+    depend.
+    residual: is checked here, and added to x first. The result is then (y, h) and saved, whose x is the sum h.
     weight: of each position of `view.groups`; it is checked here.
     """
     kernels = BACKENDS[type(x)]
@@ -311,7 +314,7 @@ def row_forward(
 
 
 def _room(who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type) -> Room:
-    """Check `out`, which may be x. A kernel may write to most as they are, and the others need a closer look."""
+    """Check `out`, which may be x. Kernels can write to most arrays directly; the others need all the checks."""
     to = (ready if kind is ndarray else ready_there)(out, block, layout, given)
     return _looked_at(who, out, block, layout, given, kind, same="x") if to is None else (to, None, True)
 
@@ -319,16 +322,16 @@ def _room(who: str, out: ndarray, block: ndarray, layout: view.Layout, given: ov
 def _looked_at(
     who: str, out: ndarray, block: ndarray, layout: view.Layout, given: overlap.Given, kind: type, same: str
 ) -> Room:
-    """The closer look. same: the array that `out` may be, beside x."""
+    """Make all the checks of `out`. same: the name of the array that `out` may be, besides x."""
     dtype = checks.FLOAT64 if block.dtype.kind in "bui" else block.dtype
     target, to, apart = overlap.output(who, out, layout, dtype, given, kind, same=same)
     return to, target, apart
 
 
 def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None, saved: Saved) -> None:
-    """Copy a result to where it belongs, unless the kernel has written it there. `saved` forgets an overwritten x.
+    """Copy a result to `out` unless the kernel has written it there, and remove an overwritten x from `saved`.
 
-    Not called where `out` took no closer look.
+    This is not needed if `out` did not need all the checks.
     """
     to, target, apart = room
     if to is None:

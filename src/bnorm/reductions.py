@@ -1,4 +1,4 @@
-"""Moments of arrays and of lazy collections, whichever axes are kept: block by block, merged as a tree."""
+"""Moments of arrays and of lazy collections for any kept axes: computed block by block, merged as a tree."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ def moments(
     minmax: Any = False,
     scale: Any = 1.0,
 ) -> Moments:
-    """`functional.moments`. An int as the axis, without more to do, is one call of a kernel."""
+    """Return what `functional.moments` returns. With one axis and no other options this is one call of a kernel."""
     if skipna is not False or in_integers is not False or minmax is not False:
         skipna, in_integers, minmax = checks.flags(who, skipna=skipna, exact=in_integers, minmax=minmax)
     if type(scale) is not float or scale != 1.0:
@@ -49,20 +49,20 @@ def moments(
 
 
 def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bool) -> Any:
-    """The parts of weighted moments. On the CPU the kernel checks the weights while it reads them: they may be as many
-    bytes as x."""
+    """Return the parts of weighted moments. On the CPU the kernel checks the weights while it reads them, as they may
+    take as many bytes as x."""
     if type(block) is not ndarray:
         weight, _ = checks.weights(who, weight, layout, type(block), keep=False)
         return BACKENDS[type(block)].moments(block, weight, skipna)
     weight = checks.placed_weights(who, weight, layout, ndarray)
     parts = cpu.moments(block, weight, skipna)
-    if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # infinite: the weights are wrong
+    if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # an infinite count means that weights are wrong
         checks.check_weights(who, weight)
     return parts
 
 
 def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
-    """The kept axes of an array of that shape, in the order in which they are given, none negative."""
+    """Return the kept axes of an array of this shape, not negative, in the order in which they are given."""
     given = axis if isinstance(axis, tuple | list) else (axis,)
     axes = tuple(checks.channel_axis(who, one, shape) % len(shape) for one in given)
     if len(set(axes)) < len(axes):
@@ -71,7 +71,7 @@ def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
 
 
 def of_axes(who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
-    """The moments of an array, which `checks.array` or `exact.array` has checked, of the shape of the kept axes.
+    """Return the moments of an array, in the shape of the kept axes. `checks.array` or `exact.array` has checked x.
 
     The weights may have length 1 along an axis where all of them are equal.
     """
@@ -85,7 +85,7 @@ def of_axes(who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integer
     reduced = [axis for axis in range(x.ndim) if axis not in axes]
     own = tuple(axis for axis, n in zip(reduced, w.shape, strict=True) if n > 1)
     if x.size and not in_integers and w.size * view.LONG <= prod(x.shape[axis] for axis in reduced):
-        each = of_axes(who, x, own + axes, None, skipna, False, minmax)  # of values of equal weight
+        each = of_axes(who, x, own + axes, None, skipna, False, minmax)  # moments of the values of equal weight
         every = w.astype(np.float64).reshape(-1).repeat(prod(x.shape[axis] for axis in axes))
         return over_leading(each.weighing(every), len(own))
     w = np.broadcast_to(w, [x.shape[axis] for axis in reduced])
@@ -93,7 +93,7 @@ def of_axes(who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integer
 
 
 def over_leading(m: Moments, axes: int) -> Moments:
-    """The moments over the first axes of the shape of others: halves are merged, then halves of these."""
+    """Return the moments of all channels along the first axes together: halves are merged, then halves of these."""
     n, shape = prod(m.shape[:axes]), m.shape[axes:]
     channels = prod(shape)
     if n == 0:
@@ -108,9 +108,9 @@ def over_leading(m: Moments, axes: int) -> Moments:
 
 
 def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
-    """The moments of an array that was cut along its kept axes: of each part, in C order.
+    """Return the moments of an array that was cut into parts along its kept axes.
 
-    grid: the number of parts along each kept axis.
+    items: the moments of the parts, in C order. grid: the number of parts along each kept axis.
     """
     parts = np.arange(len(items)).reshape(grid)
     alone = [[items[i] for i in parts[(0,) * k + (slice(None),)].reshape(n, -1)[:, 0]] for k, n in enumerate(grid)]
@@ -132,7 +132,7 @@ def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
 def _of_blocks(
     engine: Any, who: str, x: Any, axis: Any, weight: Any, skipna: bool, in_integers: bool, minmax: bool
 ) -> Moments:
-    """The moments of a lazy collection, block by block."""
+    """Return the moments of a lazy collection, block by block."""
     given, x = x, engine.array_of(who, "x", x)
     checks.array(who, x._meta)
     axes = kept_axes(who, axis, x.shape)
@@ -187,7 +187,7 @@ def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool)
 
 
 def _weights(who: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> Any:
-    """Weights, checked, with the axes that are not kept; one of them has length 1 where all its weights are equal."""
+    """Return checked weights, with the axes that are not kept; an axis has length 1 if its weights are equal."""
     full = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
     w = exact.whole_weights(who, "weight", weight) if in_integers else checks.real(who, "weight", weight, type(x))
     if w.shape != full:

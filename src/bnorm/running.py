@@ -1,11 +1,11 @@
 """Statistics that change over time, which layers and the transformer share.
 
     average   statistics += share (batch - statistics): an exponential moving average of batch means and variances
-    pool      every value counts by its weight, with the spread between batches, however the batches were cut
+    pool      the statistics of all values together, each counted by its weight, however they were cut into batches
     fade      the same, but a value weighs half as much as one that is `halflife` rows younger
 
-The arithmetic of a channel is `bn_move` in formulas.h. Two compiled calls of a backend update the arrays and count the
-batch, all or nothing: `settle` takes the results of a layer's forward, `move` the moments of any set of values.
+The arithmetic of a channel is `bn_move` in formulas.h. A backend has two compiled functions that update the arrays and
+count the batch, all or nothing: `settle` takes the results of a layer's forward, `move` the moments of any values.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ from bnorm.kernels import BACKENDS, zeros_like
 from bnorm.kernels.rule import AVERAGE, FADE, POOL, Rule
 
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
-CHANNELS = 2  # where those begin in `left`, as in moving.cu: behind the number of batches, before as many of its own
+CHANNELS = 2  # the index in `left` at which the flags of channels begin, as in moving.cu; [0] counts skipped batches
 LOG2 = float(np.log(2.0))
 
 
 class Step(NamedTuple):
     """Consecutive values of a stream, as `Statistics.learn` takes them. The last four are only for values that fade.
 
-    parts     of the values; if they fade, with their weights at the row `last`
-    rows      how many rows they are: what a clock that counts rows goes on by
+    parts     the parts of the values; if they fade, with the weights that they have at the row `last`
+    rows      the number of rows, by which a clock that counts rows advances
     seen      the number of values of each channel, or the sum of their sample weights
     pairs     as in formulas.h
-    last      the time of the row with full weight, counted from the end of the step: zero or negative
-    end       the time of that end on the clock of the stream; None if this clock counts rows
+    last      the time of the row with full weight, relative to the end of the step: zero or negative
+    end       the time of the end of the step on the clock of the stream; None if this clock counts rows
     """
 
     parts: ndarray
@@ -46,8 +46,8 @@ class Step(NamedTuple):
 class TooLarge(FloatingPointError):
     """Finite values have led to statistics that float64 cannot hold.
 
-    channel   the first where they do
-    weights   whether it is the sum of its weights that is too large
+    channel   the first such channel
+    weights   whether the sum of the channel's weights is too large; otherwise its mean is
     """
 
     def __init__(self, channel: int, weights: bool) -> None:
@@ -56,7 +56,7 @@ class TooLarge(FloatingPointError):
 
 
 def mode_of(momentum: float | None, halflife: Any) -> int:
-    """How a batch is weighed against the past."""
+    """Return the mode that these settings mean: FADE, POOL or AVERAGE."""
     if halflife is not None:
         return FADE
     return POOL if momentum is None else AVERAGE
@@ -68,15 +68,15 @@ class Statistics:
     mean, var     float64 or float32 (C,)
     seen          the number of values in each channel so far, or the sum of their weights
     low           the rounding error of the float64 mean; None in a layer
-    weight        of the present statistics, see formulas.h; None if the average is settled, or values are pooled
+    weight        of the current statistics, see formulas.h; None if the average is settled, or values are pooled
     pairs, last   only if values fade, see formulas.h
 
-    A layer starts from mean 0 and variance 1, which the average then includes. A transformer starts from nothing
-    (`from_data`): the first batch of a channel replaces the initial values, and if count - ddof is not above 0, the
-    variance divides by the count.
+    A layer starts from mean 0 and variance 1, which the average then includes. A transformer starts without values
+    (`from_data`): the first batch of a channel replaces the initial values, and if count - ddof is not above 0, m2 is
+    divided by the count.
 
     With momentum None every value weighs the same. With a half-life, momentum has no meaning. `still` statistics need
-    more than the values of a batch, such as the times of its rows: a layer in training leaves them alone.
+    more than the values of a batch, such as the times of its rows, so a layer in training does not update them.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Statistics:
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
     rule: Rule  # arrays and settings, as the kernels take them
-    _moving: tuple[Rule, Rule]  # the same for `move`, which propagates what is not finite, or raises
+    _moving: tuple[Rule, Rule]  # the same for `move`: [False] propagates what is not finite, [True] raises
     counters: ndarray  # int64: batches, batches that some channel skipped, rows, and batches that `seen` lacks
 
     def __init__(
@@ -105,7 +105,7 @@ class Statistics:
         self._momentum, self._halflife, self._ddof, self._nonfinite = momentum, halflife, ddof, nonfinite
         self.still = False
         self.counters = np.zeros(4, np.int64)
-        self.left: ndarray | None = None  # on a device: batches that some channel skipped, and which, since `look`
+        self.left: ndarray | None = None  # on a device: what was skipped since the last `look`, see CHANNELS
         self.seen = self._zeros()
         self.low = self._zeros() if from_data else None
         self.weight = self._zeros() if from_data and self.mode != POOL else None
@@ -162,7 +162,7 @@ class Statistics:
         return int(self.counters[ROWS])
 
     def arrays(self) -> dict[str, ndarray]:
-        """All per-channel arrays by name."""
+        """Return all per-channel arrays by name."""
         return {name: a for name in self.ARRAYS if (a := getattr(self, name)) is not None}
 
     def place(self, arrays: dict[str, ndarray]) -> None:
@@ -185,20 +185,20 @@ class Statistics:
         typical: float = 0.0,
         finite: bool = True,
     ) -> None:
-        """Update by a batch, given as `parts` as in `Moments`. After an error no channel has changed.
+        """Update by a batch, given by its `parts` as in `Moments`. After an error no channel has changed.
 
-        FloatingPointError if one would not be finite, unless `finite` is False.
-        If values fade, count is the sum of their faded weights, relative to the row `last` of the stream, which this
-        batch makes `rows` longer; `seen` is the sum of the weights before fading; `pairs` is as in formulas.h.
-        typical: the number of values in a batch, for batches that were never counted.
+        FloatingPointError if the statistics of a channel would not be finite, unless `finite` is False.
+        The batch makes the stream `rows` longer. If values fade, the count is the sum of their weights, faded as seen
+        from the row `last` of the stream; `seen` is the sum of the weights before fading; `pairs` is as in formulas.h.
+        typical: the assumed number of values in each batch that was never counted.
         """
         BACKENDS[type(self.mean)].move(self._moving[finite], parts, seen, pairs, last, rows, batches, typical)
 
     def learn(self, steps: Sequence[Step], suspect: Callable[[], None] = lambda: None) -> None:
         """Update by consecutive steps, which count as one batch. After an error nothing has changed.
 
-        suspect: called if a variance is not finite, to raise an error if values were infinite. TooLarge if it does not,
-        and the result is nevertheless no state that may be saved.
+        suspect: is called if a variance is not finite, and raises an error if values were infinite. If they were not,
+        and the result is not a state that may be saved, it is a TooLarge error.
         """
         if self.mode != FADE and len(steps) > 1:
             merged = BACKENDS[type(self.mean)].merge([step.parts for step in steps])
@@ -223,7 +223,7 @@ class Statistics:
         self.move(parts, seen, pairs, last, rows=rows, batches=batches, typical=float(rows), finite=finite)
 
     def too_large(self, step: Step) -> TooLarge:
-        """The error for a step of finite values that cannot be taken: found by taking it one channel at a time."""
+        """Return the error for a step of finite values that cannot be taken, by taking its channels one by one."""
         for c in range(len(self.seen)):
             here = slice(c, c + 1)
             of_values: list[Any] = [a if a is None else a[here] for a in (step.seen, step.pairs, step.last)]
@@ -236,9 +236,9 @@ class Statistics:
         return TooLarge(c, not isfinite(float(self.seen[c]) + float(seen[c])))
 
     def begin(self, parts: ndarray, rows: int) -> None:
-        """Start from the statistics of a whole table, whose rows all weigh the same. An average is settled then.
+        """Start from the statistics of a complete table, whose rows all weigh the same; an average is then settled.
 
-        TooLarge if that is no state that may be saved.
+        TooLarge if the result is not a state that may be saved.
         """
         try:
             BACKENDS[type(self.mean)].move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
@@ -253,20 +253,21 @@ class Statistics:
             self.last[...] = rows
 
     def merge(self, other: "Statistics", later: float | None = None) -> None:
-        """Merge others of the same mode. If values fade, both end now, or the zero of their times is so much later."""
+        """Merge other statistics of the same mode. If values fade, both streams end now, or with `later` the time zero
+        of the others is that much later."""
         last = None if other.last is None else other.last + (float(self.rows - other.rows) if later is None else later)
         rows = 0 if self.mode == FADE and later is None else other.rows
         self.move(other.parts(), other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
 
     def parts(self) -> ndarray:
-        """Its values as those of one batch; in a moving average, as if each weighed the same."""
+        """Return the parts of all values as of one batch; of a moving average as if all values weighed the same."""
         weight = self.seen if self.weight is None or self.mode == AVERAGE else self.weight
         m2 = self.var * (weight if self.mode == AVERAGE else self.divisor())
         return np.where(weight == 0, 0, np.array([weight, self.mean, m2, self.low], like=weight))
 
     @np.errstate(all="ignore")
     def divisor(self) -> ndarray:
-        """The divisor of m2, as in formulas.h, where the statistics are those of data alone."""
+        """Return the divisor of m2, as in formulas.h, for statistics that started without values (`from_data`)."""
         weight = self.seen if self.weight is None else self.weight
         if not self._ddof:
             return weight
@@ -275,13 +276,13 @@ class Statistics:
         return divisor
 
     def copy(self) -> "Statistics":
-        """A copy with its own arrays."""
+        """Return a copy with its own arrays."""
         new = object.__new__(Statistics)
         new.__setstate__(self.__getstate__())
         return new
 
     def picked(self, channels: Any) -> "Statistics":
-        """A copy with these channels, in this order."""
+        """Return a copy with these channels, in this order."""
         new = self.copy()
         new.place({name: a[channels].copy() for name, a in new.arrays().items()})
         return new
@@ -291,15 +292,15 @@ class Statistics:
         BACKENDS[type(self.mean)].assign(self.rule, other.rule)
 
     def pool(self) -> "Statistics":
-        """Empty statistics for several batches that will count as one."""
+        """Return empty statistics for several batches that will count as one."""
         mean = np.zeros_like(self.mean, np.float64)
         return Statistics(mean, np.ones_like(mean), None, 0, self._nonfinite)
 
     def commit(self, pool: "Statistics", replace: bool) -> int:
-        """Update by pooled statistics as one batch, or with `replace` replace the present statistics.
+        """Update by pooled statistics as one batch, or with `replace` replace the current statistics by them.
 
-        Returns the number of skipped channels, as `note` does. With nonfinite="raise" it is a FloatingPointError if
-        there would be any, and then nothing has changed.
+        Return the number of skipped channels. With nonfinite="raise" it is a FloatingPointError if there would be any,
+        and then nothing has changed.
         """
         if not pool.batches:
             return 0
@@ -311,14 +312,14 @@ class Statistics:
         left = BACKENDS[type(pool.mean)].move(
             self.rule, parts, pool.seen, pairs, last, pool.rows, 1, typical, pool.skipped > 0, replace
         )
-        if pool.left is not None and self.left is not None:  # what a batch of it has skipped, it has
+        if pool.left is not None and self.left is not None:  # a channel that skipped one of the batches has skipped
             number, channels, flags = self.left[:1], self._left_channels, pool._left_channels
             number += flags.any()
             channels |= flags
         return int(left)
 
     def look(self) -> int:
-        """Update `skipped`, which synchronizes. Returns the number of channels that were skipped since then."""
+        """Update `skipped`, which synchronizes. Return the number of channels that were skipped since the last call."""
         if self.left is None:
             return 0
         skipped, left = BACKENDS[type(self.left)].numbers(self.left[0], self._left_channels.sum())
@@ -328,15 +329,15 @@ class Statistics:
 
     @property
     def _left_channels(self) -> Any:
-        """Which channels were skipped, on a device."""
+        """Flags on a device: which channels were skipped."""
         return self.left[CHANNELS : CHANNELS + self.mean.size]  # type: ignore[index]
 
     # Starting again -----------------------------------------------------------------------------------------------
 
     def counted_as(self, batches: int, seen: ndarray | None) -> list[tuple[ndarray, Any]]:
-        """Pairs of array and value that set the counts of a saved state.
+        """Return pairs of an array and its new value, which set the counts of a saved state.
 
-        Without `seen`, its batches are assumed to have been as large as the next one.
+        Without `seen`, the batches are assumed to have been as large as the next one.
         """
         counters = self.counters.copy()
         counters[BATCHES], counters[UNCOUNTED] = batches, batches if seen is None else 0
@@ -352,7 +353,10 @@ class Statistics:
             self.left.fill(0)
 
     def _of_random_order(self, parts: ndarray, rows: int) -> tuple[ndarray, ndarray, ndarray]:
-        """A batch of `rows` rows that weigh the same, as part of a stream whose rows fade with age."""
+        """Return parts, pairs and last of a batch of equal weights, for a stream whose rows fade with age.
+
+        The batch has `rows` rows, and its values count as if they were in random order.
+        """
         half = LOG2 / float(self._halflife or 1.0)
         share, square = (np.expm1(-k * half * rows) / np.expm1(-k * half) / rows for k in (1, 2))
         faded = parts.copy()
@@ -364,7 +368,7 @@ class Statistics:
         return zeros_like(self.mean, np.float64)  # type: ignore[no-any-return]
 
     def _renew(self) -> None:
-        """Make the rules anew, whenever an array or a setting is another."""
+        """Make the rules anew after an array or a setting was replaced."""
         mean, size = self.mean, CHANNELS + 2 * self.mean.size
         if isinstance(mean, ndarray):
             self.left = None
@@ -382,7 +386,7 @@ class Statistics:
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("rule", "_moving")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Memory from a file or another process may be read-only or shared, so each array is copied."""
+        """Restore a state with copies of its arrays: memory from a file or a process may be read-only or shared."""
         for name, value in state.items():
             if name in (*self.ARRAYS, "counters", "left") and value is not None:
                 value = devices.owned(value.copy())

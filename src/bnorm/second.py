@@ -1,4 +1,4 @@
-"""The derivative of `backward`, for a loss that contains gradients, or for Hessian-vector products.
+"""The derivative of `backward`, for a loss that depends on gradients, or for Hessian-vector products.
 
 It is computed in float64, on the CPU, whatever the type of x.
 """
@@ -54,7 +54,7 @@ def double_backward(
     *,
     dbeta: bool = False,
 ) -> Any:
-    """The gradients of a loss that depends on the results of `backward(dy, saved)`.
+    """Return the gradients of a loss that depends on the results of `backward(dy, saved)`.
 
     The slope of a ReLU is treated as a constant: its derivative is zero wherever it exists.
 
@@ -76,7 +76,7 @@ def double_backward(
     dgamma : ndarray or None
         The gradient with respect to gamma, float64; None if the forward had no gamma.
     dbeta : ndarray or None
-        Only if it is asked for: the gradient with respect to beta, as dgamma.
+        Only with the argument `dbeta`: the gradient with respect to beta, float64; None if the forward had no beta.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def double_backward(
 
 
 def _parameters(saved: Saved) -> tuple[bool, bool, tuple[int, ...]]:
-    """Whether the forward had gamma and beta, and their shape."""
+    """Return whether the forward had gamma, whether it had beta, and their shape."""
     if isinstance(saved, ChannelSaved):
         return saved.has_gamma, saved.has_beta, saved.stats.shape[1:]
     if isinstance(saved, RowSaved):
@@ -146,7 +146,7 @@ def _vector(name: str, value: Any, present: bool, shape: tuple[int, ...]) -> nda
 
 
 def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
-    """An array of the shape of the caller's x, in the layout of x."""
+    """Check that a value has the shape of the caller's x, and return it in the layout and dtype of x; None means 0."""
     if value is None:
         return np.zeros(x.shape, x.dtype)
     a = checks.real(WHO, name, value, ndarray)
@@ -160,7 +160,7 @@ def _like_x(name: str, value: Any, saved: Saved, x: ndarray) -> ndarray:
 
 
 def _like_caller(a: ndarray, saved: Saved, x: ndarray) -> ndarray:
-    """A kernel's result in the dtype, shape and memory order of the caller's x."""
+    """Return a kernel's result in the dtype, shape and memory order of the caller's x."""
     if x.dtype.itemsize == 2 and x.dtype.kind not in "bui":
         a = cpu.narrowed(a, x)
     ordered: ndarray = view.ordered(view.restore(a, saved.layout), saved.order)

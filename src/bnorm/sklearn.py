@@ -1,4 +1,4 @@
-"""scikit-learn's StandardScaler, computed by this package's kernels."""
+"""scikit-learn's StandardScaler, computed by the kernels of this package."""
 
 from typing import Any, Self
 
@@ -28,14 +28,14 @@ _MEAN, _SCALE, _SHIFT = 0, 3, 4  # rows of the statistics that the kernels take
 class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     """Standardize features by removing the mean and scaling to unit variance: z = (x - mean_) / scale_.
 
-    This is a subclass of scikit-learn's class that computes with the kernels of this package. Parameters, attributes,
-    errors and tags are those of the installed version of scikit-learn. Each class can continue from statistics that the
-    other has learned.
+    This is a subclass of scikit-learn's class that uses the kernels of this package. Parameters, attributes, errors and
+    tags are those of the installed version of scikit-learn. Each class can continue from statistics that the other has
+    learned.
 
-    Differences: results are accurate where scikit-learn's lose digits; a feature that was all NaN gets statistics as
+    Differences: results are accurate where scikit-learn's lose digits; a feature that had only NaN gets statistics as
     soon as it has values; a sparse matrix may have duplicate entries; after an error the scaler has not changed. There
     are no kernels for negative sample weights, for devices other than CPU and CUDA, or for tensors that require a
-    gradient: for these scikit-learn's own code runs.
+    gradient: scikit-learn's own code handles these.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
     @fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
-        """`_learn` for anything that scikit-learn accepts."""
+        """Do `_learn` for anything that scikit-learn accepts."""
         found = aside(self) if anew else self
         x = native(validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc"))))
         if issparse(x):
@@ -182,7 +182,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         table = x if issparse(x) else _table(x)
         if weight is not None and table is not None:
             weight = _table(weight).astype(np.float64)
-        by_rows = weight if issparse(x) or self.with_mean or self.with_std else None  # else only rows are counted
+        by_rows = weight if issparse(x) or self.with_mean or self.with_std else None  # None: rows are only counted
         if table is None or not (anew or self._readable()) or (weight is not None and (weight < 0).any()):
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
@@ -251,7 +251,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return bool(_table(self.n_samples_seen_).dtype.kind == "f")
 
     def _before(self, x: Any) -> Moments:
-        """The moments of all earlier data, in arrays of the library of x."""
+        """Return the moments of all earlier data, in arrays of the library of x."""
         if (self.with_std and self.var_ is None) or (self.with_mean and self.mean_ is None):
             raise ValueError(
                 f"{type(self).__name__}: with_mean and with_std: expected the values of the first fit, got "
@@ -265,17 +265,17 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return Moments.from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
     def _forward(self, x: Any) -> ndarray:
-        """The rows mean, var, rstd, scale, shift, as the kernels take them: y = (x - mean) scale + shift."""
+        """Return the rows mean, var, rstd, scale, shift for the kernels: y = (x - mean) scale + shift."""
         mean, std = self._vectors("transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
         stats[_MEAN], stats[_SCALE] = mean, 1 / std
         return stats
 
     def _inverse(self, x: Any, dtype: np.dtype[Any]) -> ndarray:
-        """The same rows for the inverse.
+        """Return the same rows for the inverse.
 
-        The mean is split: its high part, which that dtype can represent, is added, and its low part is included in the
-        number that is subtracted from x. So a mean far from zero costs no accuracy.
+        The mean is split: its high part, which float32 can represent, is added, and its low part is included in the
+        number that is subtracted from x. So the result is accurate even if the mean is far from zero.
         """
         mean, std = self._vectors("inverse_transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
@@ -288,7 +288,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return stats
 
     def _vectors(self, method: str, x: Any) -> tuple[ndarray, ndarray]:
-        """mean_ and scale_ for a table x; 0 and 1 if they are not used."""
+        """Return mean_ and scale_ for a table x, or 0 and 1 if they are not used."""
         size = x.shape[1]
         mean = self._vector(method, "mean_", x, size) if self.with_mean else None
         scale = self._vector(method, "scale_", x, size) if self.with_std else None
@@ -297,7 +297,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return mean, np.ones_like(mean) if scale is None else scale
 
     def _vector(self, method: str, name: str, x: Any, size: int) -> Any:
-        """A fitted attribute as float64 (size,) on the device of the table x. A single value is repeated."""
+        """Return a fitted attribute as float64 (size,) on the device of the table x. A single value is repeated."""
         value = getattr(self, name)
         if type(value) is not ndarray or type(x) is not ndarray:
             value = self._beside(method, name, value, x)
@@ -312,7 +312,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return value.reshape(1).repeat(size)
 
     def _beside(self, method: str, name: str, value: Any, x: Any) -> Any:
-        """A fitted attribute as a NumPy or CuPy array, if it is of the library of x and on its device."""
+        """Return a fitted attribute as a NumPy or CuPy array; an error unless it has the library and device of x."""
         if value is None:
             raise ValueError(
                 f"{type(self).__name__}: {name}: expected an array, as with_mean={self.with_mean} and "
@@ -322,7 +322,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return _table(value)
 
     def _scaled(self, x: Any, what: str, in_place: bool) -> Any:
-        """A CSR matrix with its columns divided by scale_ ("center", in scikit-learn's words), or multiplied by it."""
+        """Return a CSR matrix with columns divided by scale_, if `what` is "center", or else multiplied by it."""
         self._refuse_centering(what)
         if self.scale_ is None:
             sparse_tables.refuse_infinity(x)
@@ -340,7 +340,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
 
 def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any]:
-    """The checks of X that scikit-learn makes, without that for infinity, which shows in the results of the kernels."""
+    """Return scikit-learn's checks of X, without the check for infinity, which the kernels find."""
     return {
         "accept_sparse": accept_sparse,
         "dtype": float_types(X, integers=not in_place and not issparse(X)),
@@ -355,9 +355,9 @@ def _moments(x: ndarray, weight: ndarray | None) -> Moments:
 
 @np.errstate(all="ignore")
 def _is_constant(n: ndarray, mean: ndarray, var: ndarray) -> ndarray:
-    """scikit-learn's rule for a constant feature: rounding alone may be all the variance of n values.
+    """Whether features are constant, by scikit-learn's rule: rounding alone may be the cause of all their variance.
 
-    That is the bound of Chan, Golub and LeVeque (1983) for values that are simply added up.
+    The rule is the bound of Chan, Golub and LeVeque (1983) for n values that are simply summed.
     """
     slack = n * mean * EPSILON
     bound = slack * slack
@@ -366,14 +366,14 @@ def _is_constant(n: ndarray, mean: ndarray, var: ndarray) -> ndarray:
 
 
 def _table(x: Any) -> Any:
-    """A NumPy or CuPy array in the memory of x; None if that is impossible."""
+    """Return a NumPy or CuPy array in the memory of x, or None if that is impossible."""
     if is_foreign(x):
         return borrowed(x)
     return x if type(x) in BACKENDS else np.asarray(x)
 
 
 def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
-    """The map of `table`, which has the memory of x, as an array of the library of x."""
+    """Return the map of `table`, which has the memory of x, as an array of the library of x."""
     in_place = in_place and view.writeable(table)
     y = Dense(table).mapped(stats, in_place)
     return x if in_place else given_back(y, x) if is_foreign(x) else y

@@ -1,9 +1,9 @@
-"""Statistics of xarray objects by the names of their dimensions, and standardization by them.
+"""Statistics of xarray objects over named dimensions, and standardization by these statistics.
 
     stats = moments(da, dim=("time", "lat", "lon"), weight=np.cos(np.deg2rad(da.lat)))
     y = normalize(da, stats)
 
-The statistics are a Dataset, with the coordinates of the dimensions that are left.
+The statistics are a Dataset, with the coordinates of the remaining dimensions.
 """
 
 from __future__ import annotations  # signatures print names
@@ -37,18 +37,18 @@ def moments(
     *,
     minmax: bool = False,
 ) -> xr.Dataset:
-    """Count, mean and variance over some dimensions, in one pass.
+    """Return count, mean and variance over some dimensions, computed in one pass.
 
     Parameters
     ----------
     x : DataArray or Dataset
-        The data, in memory or in Dask chunks, of which each is read once, by the worker that has it. Of a Dataset, the
-        variables of numbers that have any of the dimensions.
+        The data, in memory or in Dask chunks; each chunk is read once, by the worker that has it. Of a Dataset, all
+        variables of numbers are used that have any of the dimensions.
     dim : name or names, optional
         The dimensions to reduce; by default all of them.
     weight : DataArray, optional
-        How much each value counts: finite, not negative, of any dimensions of x; it is broadcast by their names,
-        without a copy of its full size.
+        How much each value counts: finite, not negative, with any dimensions of x. It is broadcast by their names,
+        without a copy of the full size.
     skipna : bool, default True
         Whether to ignore NaN. Otherwise statistics with NaN are NaN.
     minmax : bool, default False
@@ -57,10 +57,10 @@ def moments(
     Returns
     -------
     Dataset
-        Variables count, mean and var, and min and max if asked, all float64: computed at once, not lazily. For a
-        Dataset they have one dimension more, "variable", if all its variables have the same dimensions left, and none
-        of that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean squared
-        difference from the mean.
+        Variables count, mean and var, and with minmax min and max, all float64, computed at once, not lazily. For a
+        Dataset they have one more dimension, "variable", if all its variables have the same remaining dimensions, none
+        of them with that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean
+        squared difference from the mean.
 
     Examples
     --------
@@ -105,10 +105,10 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     Parameters
     ----------
     x : DataArray or Dataset
-        float16, float32 and float64 keep their type; all other types become float64. Of Dask chunks the result is
-        lazy. Of a Dataset, variables without statistics are left as they are.
+        float16, float32 and float64 keep their type; all other types become float64. The result for Dask chunks is
+        lazy. Variables of a Dataset without statistics are left as they are.
     stats : Dataset
-        A result of `moments`, for dimensions of x; aligned with x by its coordinates, which must be the same.
+        A result of `moments`, for dimensions of x. It is aligned with x by its coordinates, which must be those of x.
     eps : float, default 0.0
         Added to the variance. With 0, a constant has scale 1, as in BatchNormTransformer.
 
@@ -132,7 +132,7 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     if not isinstance(x, xr.Dataset):
         raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
     result = x.copy()
-    together = "mean" in stats  # else each variable has its own
+    together = "mean" in stats  # otherwise each variable has its own statistics
     if together and VARIABLE not in stats["mean"].dims:
         raise ValueError(f"{who}: stats: expected the statistics of a Dataset, as x is, got those of a DataArray")
     for name, a in x.data_vars.items():
@@ -145,7 +145,7 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
 
 
 def _dims(who: str, dim: Any, dims: Names) -> Names:
-    """The dimensions to reduce."""
+    """Return the dimensions to reduce."""
     if dim is None or dim is ...:
         return dims
     given = (dim,) if isinstance(dim, str) or not isinstance(dim, Iterable) else tuple(dim)
@@ -182,14 +182,14 @@ def _check_type(who: str, name: str, value: object, kind: type) -> None:
 
 
 def _weight(who: str, x: xr.DataArray, weight: xr.DataArray) -> xr.DataArray:
-    """Weights with dimensions of x, aligned with it."""
+    """Return weights with dimensions of x, aligned with x."""
     if unknown := [d for d in weight.dims if d not in x.dims]:
         raise ValueError(f"{who}: weight: expected some of the dimensions {x.dims}, got {unknown} too")
     return _aligned(who, "weight", weight, x).transpose(*(d for d in x.dims if d in weight.dims))
 
 
 def _aligned(who: str, name: str, a: xr.DataArray, x: xr.DataArray) -> xr.DataArray:
-    """An array with the labels of x; ValueError if it has others."""
+    """Return an array, which must have the labels of x; ValueError if it has others."""
     try:
         xr.align(x, a, join="exact", copy=False)
     except ValueError as error:
@@ -211,12 +211,12 @@ def _moments(
 
 
 def _full(dims: Sequence[Hashable], a: xr.DataArray) -> Any:
-    """An array with all dimensions, in order; of length 1 where it had none."""
+    """Return an array with all dimensions, in order, of length 1 where it did not have the dimension."""
     return a.data.reshape([a.sizes.get(d, 1) for d in dims])
 
 
 def _chunked(engine: Any, x: xr.DataArray, a: xr.DataArray) -> Any:
-    """An array in the chunks of x, lazily; it has one chunk along the axes of length 1."""
+    """Return a lazy array in the chunks of x; it has one chunk along the axes of length 1."""
     chunks = [own if d in a.dims else (1,) for d, own in zip(x.dims, x.data.chunks, strict=True)]
     return engine.chunked(_full(x.dims, a), tuple(chunks))
 
@@ -224,7 +224,7 @@ def _chunked(engine: Any, x: xr.DataArray, a: xr.DataArray) -> Any:
 def _of_block(
     who: str, axes: tuple[int, ...], skipna: bool, minmax: bool, x: ndarray, weight: ndarray | None = None
 ) -> Moments:
-    """The moments of an array. weight: of all its axes, some of length 1; it may differ along kept axes."""
+    """Return the moments of an array. weight: has all axes, some of length 1; it may vary along kept axes."""
     x = checks.array(who, x, integers=True)
     if weight is None or not x.size:
         return reductions.of_axes(who, x, axes, None, skipna, False, minmax)
@@ -256,7 +256,7 @@ def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: 
 
 
 def _mapped(who: str, eps: float, x: ndarray, mean: ndarray, var: ndarray) -> ndarray:
-    """(x - mean) / sqrt(var + eps); mean and var have length 1 where they do not differ."""
+    """Return (x - mean) / sqrt(var + eps); mean and var have length 1 along axes on which they do not depend."""
     x = checks.array(who, x, integers=True)
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
     kernels = BACKENDS[type(x)]
