@@ -38,7 +38,7 @@ class Saved:
     unless `out` overwrote x: then x is None.
     """
 
-    # The forward sets the attributes itself: an `__init__` of so many arguments takes a tenth of a small forward.
+    # The forward sets the attributes itself: an `__init__` with all of them takes a tenth of a small forward.
     __slots__ = ("act", "digest", "kernels", "layout", "x")
 
     kernels: Any  # the backend of the forward, or the object that replaced it

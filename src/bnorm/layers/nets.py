@@ -1,4 +1,4 @@
-"""The state of a whole net: one dictionary for all layers, with dotted names."""
+"""The state of a net: one dictionary for all its layers, with dotted names."""
 
 from __future__ import annotations
 

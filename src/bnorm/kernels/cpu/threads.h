@@ -42,8 +42,8 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
 #define BN_APART 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
 #define BN_PUSHES 2     /* late calls after a sleep that part the threads, so that the caller goes on with the team */
-#define BN_NAPS 16      /* after how many sleeps it works alone; twice as many when that was too few, but at most: */
-#define BN_MOST_NAPS 256
+#define BN_NAPS 16      /* the caller works alone after its next 16 sleeps; doubled each time threads are late again, */
+#define BN_MOST_NAPS 256    /* up to this */
 #define BN_MUCH 8388608 /* values that take the caller alone as long as it would wait: a small call has fewer */
 
 typedef void (*bn_part)(void *job, ptrdiff_t i);
