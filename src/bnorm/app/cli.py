@@ -190,7 +190,9 @@ def tell(args: argparse.Namespace, said: dict[str, Any], text: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="bnorm", description="Learn means and variances from tables of any size, and normalize with them."
+        prog="bnorm",
+        description="Learn means and variances from tables of any size, and normalize with them.",
+        epilog="Example: bnorm fit in.csv -o state.npz, then bnorm transform in.csv --state state.npz -o out.csv",
     )
     top.add_argument("--version", action="version", version=f"bnorm {__version__}")
     commands = top.add_subparsers(metavar="command", required=True)
@@ -209,26 +211,26 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("data", nargs="+", metavar="DATA", help=DATA_HELP)
     add_options(reading)
 
-    _add_options_of_fit(add(fit, "learn the statistics of tables, in constant memory", reading, writing))
-    _add_options_of_transform(add(transform, "normalize tables with a state, or undo it", reading, writing))
+    _add_options_of_fit(add(fit, "learn the statistics of tables, and write them to a state file", reading, writing))
+    _add_options_of_transform(add(transform, "normalize tables by a state file, or undo that", reading, writing))
 
-    command = add(merge, "merge states that were learned separately", writing)
+    command = add(merge, "merge state files that were learned separately", writing)
     command.add_argument("states", nargs="+", type=state_name, metavar="STATE", help="state files of the same features")
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
 
-    command = add(forget, "take rows out of exact statistics", writing)
-    command.add_argument("state", type=state_name, metavar="STATE", help=f"{STATE_HELP}, of bnorm fit --exact")
+    command = add(forget, "take rows out of a state file that bnorm fit --exact wrote", writing)
+    command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
     command.add_argument("data", nargs="+", metavar="ROWS", help=DATA_HELP)
     add_options(command)
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
     command.add_argument("--weight", metavar="COLUMN", help="the column that says how much each row counted")
     command.set_defaults(batch_rows=BATCH_ROWS)
 
-    command = add(show, "print a state")
+    command = add(show, "print the statistics in a state file")
     command.add_argument("state", type=state_name, metavar="STATE", help=STATE_HELP)
     command.add_argument("--json", action="store_true", help="print JSON")
 
-    command = add(plot, "draw the history of states, or a table before and after normalization", writing)
+    command = add(plot, "draw the history of state files, or a table before and after normalization", writing)
     command.add_argument("data", nargs="+", metavar="DATA", help=f"state files; or tables: {DATA_HELP}")
     add_options(command)
     command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
@@ -256,7 +258,7 @@ def _add_options_of_fit(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", required=True, type=state_name, metavar="STATE", help=STATE_HELP)
     ways = command.add_mutually_exclusive_group()
     ways.add_argument("--pooled", action="store_true", help="every row weighs the same (the default)")
-    ways.add_argument("--exact", action="store_true", help="the same, with integer sums: see bnorm forget")
+    ways.add_argument("--exact", action="store_true", help="the same, with exact sums: see bnorm forget")
     ways.add_argument("--momentum", type=momentum, metavar="M", help="moving average: the weight of a new batch")
     ways.add_argument(
         "--halflife",
