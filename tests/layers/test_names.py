@@ -28,6 +28,28 @@ def make(name, **options):
     return getattr(bnorm, name)(*LAYERS[name], affine=True, **options)
 
 
+# Methods --------------------------------------------------------------------------------------------------------------
+
+
+@every_layer
+@pytest.mark.parametrize("given", ["forward", "__call__"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_subclass_gives_its_call_two_names(name, given, mixed):
+    """PyTorch's modules define forward, and are called."""
+    base = getattr(bnorm, name)
+
+    def doubled(self, x):
+        return 2 * getattr(super(own, self), given)(x)
+
+    own = type("Doubled", () if mixed else (base,), {given: doubled})
+    layer = (type("Mine", (own, base), {}) if mixed else own)(*LAYERS[name], affine=True)
+    x = np.random.default_rng(0).standard_normal((C, C, *[C] * (int(name[-2]) if name[-1] == "d" else 0)))
+    want = 2 * make(name)(x)
+    assert_same(layer(x), want)
+    assert_same(layer.forward(x), want)
+    assert_same(layer.vjp(x)[0], want)
+
+
 # Attributes ----------------------------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,14 @@ class Layer:
         self._saved: Saved | None = None
         self._settle()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that defines one of `forward` and `__call__`, as those of PyTorch define forward, defines both."""
+        super().__init_subclass__(**options)
+        both = {"forward", "__call__"}
+        own = next(found for kind in cls.__mro__ if (found := both & vars(kind).keys()))
+        for other in both - own:
+            setattr(cls, other, getattr(cls, *own))
+
     def __call__(self, x: Any, *args: Any, **options: Any) -> ndarray:
         """Return y, in the shape, dtype and memory order of x."""
         raise NotImplementedError
