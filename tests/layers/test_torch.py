@@ -154,6 +154,20 @@ def test_parameters_that_require_a_gradient_load():
     assert (np.asarray(ours.gamma) == 1).all()
 
 
+@pytest.mark.parametrize("kind", ["BatchNorm2d", "InstanceNorm2d"])
+def test_what_a_state_may_lack(kind):
+    options = {"affine": True, "track_running_stats": True}
+    theirs, ours = (getattr(library, kind)(C, **options) for library in (torch.nn, bnorm))
+    state = theirs.state_dict()
+    for name in state:
+        some = {key: value for key, value in state.items() if key != name}
+        want, got = (layer.load_state_dict(some, strict=False) for layer in (theirs, ours))
+        assert tuple(got) == tuple(want)
+        if want.missing_keys:
+            with pytest.raises(ValueError, match=f"missing: {name}"):
+                ours.load_state_dict(some)
+
+
 def test_half_precision_states_load():
     theirs = nn.BatchNorm1d(C).half()
     ours = bnorm.BatchNorm1d(C)

@@ -261,7 +261,8 @@ class Layer:
         state_dict : mapping of str to array or tensor
             Arrays of any device. The names gamma and beta are accepted for weight and bias.
         strict : bool, default True
-            Whether missing and unexpected names are an error. A wrong shape always is.
+            Whether missing and unexpected names are an error. A wrong shape always is. As in PyTorch, a state may lack
+            num_batches_tracked.
 
         Returns
         -------

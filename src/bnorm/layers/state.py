@@ -16,6 +16,7 @@ from bnorm.kernels import moved
 
 NAMES = {"gamma": "weight", "beta": "bias"}  # PyTorch's names
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
+OPTIONAL = "num_batches_tracked"  # PyTorch had no such name before 0.4.1, and reads states without it
 Change = Callable[[], object]
 
 
@@ -109,6 +110,8 @@ def _read(
 ) -> tuple[dict[str, ndarray], list[str], list[str], list[str]]:
     """Return the expected arrays, in their shape and dtype and on their device; missing and unexpected names; errors.
 
+    A count of batches is never missing: without one in the state it stays as it is.
+
     Arrays may be PyTorch's tensors, on any device, and may have additional axes of length 1.
     """
     found: dict[str, ndarray] = {}
@@ -122,7 +125,8 @@ def _read(
         else:
             found[name], misfit = _fitted(name, value, expected[name])
             wrong += misfit
-    return found, [name for name in expected if name not in found], unexpected, wrong
+    missing = [name for name in expected if name not in found and _last(name) != OPTIONAL]
+    return found, missing, unexpected, wrong
 
 
 def _expected_name(key: Any) -> Any:
@@ -131,6 +135,11 @@ def _expected_name(key: Any) -> Any:
         return key
     first, dot, last = key.rpartition(".")
     return first + dot + NAMES.get(last, last)
+
+
+def _last(name: str) -> str:
+    """Return a name without that of the layer."""
+    return name.rpartition(".")[2]
 
 
 def _counts(given: Mapping[Any, Any], holders: Mapping[str, Holder]) -> tuple[dict[str, ndarray], list[str]]:
@@ -166,7 +175,7 @@ def _array(name: str, value: Any, like: ndarray) -> ndarray:
         raise ValueError(f"{name}: shape {a.shape} instead of {like.shape}")
     if like.dtype.kind == "i" and not ((np.abs(a) < 2.0**63) & (a == np.floor(a))).all():
         raise ValueError(f"{name}: {a} instead of an integer")
-    last = name.rpartition(".")[2]
+    last = _last(name)
     if last in NOT_NEGATIVE and (a < 0).any():
         raise ValueError(f"{name}: negative values")
     if last == "seen" and not (np.isfinite(a) & (a >= 0)).all():
