@@ -29,6 +29,10 @@ def test_a_new_parameter(dtype):
     assert Parameter(np.ones(2), requires_grad=False).requires_grad is False
     p.requires_grad = False
     assert p.requires_grad is False
+    for value in (1, "no", None):
+        with pytest.raises(TypeError, match=r"^Parameter: requires_grad: expected True or False, got "):
+            p.requires_grad = value
+    assert p.requires_grad is False
 
 
 def test_what_cannot_be_written_to_is_copied():
@@ -72,6 +76,17 @@ def test_what_is_assigned_is_copied():
     p.grad = values
     values[:] = 9
     assert not p.data.any() and not p.grad.any()
+
+
+def test_what_is_assigned_is_written_whole_or_not_at_all():
+    """NumPy converts value by value, and may be set to raise at one of them."""
+    bn, values = bnorm.BatchNorm1d(3, dtype="float32"), [5.0, 1e300, 2.0]
+    places = (bn, "gamma"), (bn, "running_mean"), (bn, "running_var"), (bn.beta, "data"), (bn.beta, "grad")
+    for holder, name in places:
+        before = np.array(getattr(holder, name))
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+            setattr(holder, name, values)
+        assert_same(getattr(holder, name), before)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

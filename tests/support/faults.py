@@ -213,7 +213,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "gradients of parameters that need none are added",
             "layers/base.py",
-            "dbetas = beta._grad if beta is not None and beta.requires_grad else None",
+            "dbetas = beta._grad if beta is not None and beta._requires_grad else None",
             "dbetas = beta._grad if beta is not None else None",
             "tests/layers/test_training.py tests/layers/test_layers.py",
         ),

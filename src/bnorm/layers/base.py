@@ -285,15 +285,15 @@ class Layer:
             return
         if p is None:
             raise ValueError(f"{self._who}: {name}: expected no value without this parameter, got {value!r}")
-        p.data[...] = checks.vector(self._who, name, value, p.shape, self._kind, "the layer")
+        state.rewrite(p.data, checks.vector(self._who, name, value, p.shape, self._kind, "the layer"))
 
     def _pulled(self, holder: "Layer | Pull", dy: Any, saved: Saved, out: ndarray | None) -> ndarray:
         """Return dx for the forward that `holder` has saved, and add gradients; afterwards `holder` has no forward."""
         if OPEN:
             refuse_changed(self._who, saved)
         gamma, beta = self._gamma, self._beta
-        dgammas = gamma._grad if gamma is not None and gamma.requires_grad else None  # to which gradients are added
-        dbetas = beta._grad if beta is not None and beta.requires_grad else None
+        dgammas = gamma._grad if gamma is not None and gamma._requires_grad else None  # to which gradients are added
+        dbetas = beta._grad if beta is not None and beta._requires_grad else None
         wanted = (dgammas is not None or dbetas is not None) and (holder, dgammas, dbetas)
         given = () if out is None else (self._own or self._owned(),)
         if wanted and saved.x is not None and type(saved.x) is not self._kind:

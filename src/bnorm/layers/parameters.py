@@ -38,11 +38,11 @@ class Parameter(NDArrayOperatorsMixin):
     Parameter([0., 0.])
     """
 
-    __slots__ = ("_data", "_grad", "requires_grad")
+    __slots__ = ("_data", "_grad", "_requires_grad")
 
     _data: ndarray
     _grad: ndarray
-    requires_grad: bool  # False: backward calls neither compute nor add the gradient
+    _requires_grad: bool
 
     def __init__(self, data: ArrayLike, requires_grad: bool = True) -> None:
         """See the class."""
@@ -53,13 +53,13 @@ class Parameter(NDArrayOperatorsMixin):
         if not view.writeable(a):
             a = a.copy()
         self._data, self._grad = a, np.zeros_like(a)
-        self.requires_grad = checks.flag("Parameter", "requires_grad", requires_grad)
+        self.requires_grad = requires_grad
 
     @classmethod
     def holding(cls, data: ndarray) -> "Parameter":
         """Return a parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
-        made._data, made._grad, made.requires_grad = data, zeros_like(data), True
+        made._data, made._grad, made._requires_grad = data, zeros_like(data), True
         return made
 
     @property
@@ -81,6 +81,15 @@ class Parameter(NDArrayOperatorsMixin):
         self._write("grad", self._grad, np.zeros_like(self._grad) if value is None else value)
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether backward calls compute and add the gradient."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self._requires_grad = checks.flag("Parameter", "requires_grad", value)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of data and grad, which never changes."""
         return self._data.shape
@@ -100,7 +109,7 @@ class Parameter(NDArrayOperatorsMixin):
         a = checks.real("Parameter", name, value, type(to), "data")
         if a.shape != to.shape:
             raise ValueError(f"Parameter: {name}: expected shape {to.shape}, got {a.shape}")
-        to[...] = a
+        state.rewrite(to, a)
 
     @property
     def __cupy_get_ndarray__(self) -> Any:

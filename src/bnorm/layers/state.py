@@ -68,6 +68,11 @@ def write(to: ndarray, value: Any) -> Change:
     return partial(setitem, to, ..., value)
 
 
+def rewrite(to: ndarray, a: ndarray) -> None:
+    """Write an array into another, all of it or, where NumPy is set to raise at what its dtype cannot hold, nothing."""
+    to[...] = a.astype(to.dtype, copy=False)
+
+
 def apply(changes: Iterable[Change]) -> None:
     """Make all changes. No interrupt can come between them, as no Python code runs between them.
 

@@ -207,7 +207,7 @@ class Tracking(Layer):
         a = checks.vector(self._who, name, value, to.shape, self._kind, "the layer")
         if name == "running_var" and (a < 0).any():
             raise ValueError(f"{self._who}: {name}: expected no negative values, got {a.min()}")
-        to[...] = a
+        state.rewrite(to, a)
 
     def _inference(self) -> ndarray:
         """Return the rows mean, var, rstd, scale and shift that inference uses."""
