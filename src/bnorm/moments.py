@@ -233,6 +233,8 @@ class Moments:
         if self._extremes is None:
             raise AttributeError("Moments: min, max: expected moments with extremes, which minmax=True records")
         row: ndarray = self._extremes[which].reshape(self._shape)
+        if type(row) is ndarray:
+            row.flags.writeable = False
         return row
 
     def std(self, ddof: float = 0) -> ndarray:

@@ -197,6 +197,16 @@ def test_scaled_without_a_copy(dtype):
 
 
 @pytest.mark.parametrize("exact", [False, True])
+def test_extremes_are_read_only(exact):
+    m = F.moments(CUBE, axis=(1, 3), minmax=True, exact=exact)
+    before = F.moments(CUBE, axis=(1, 3), minmax=True, exact=exact)
+    for row in (m.min, m.max, (m + m).max, m.shaped((24,)).min, m.scaled(2.0).min, pickle.loads(pickle.dumps(m)).max):
+        with pytest.raises(ValueError, match="read-only"):
+            row[...] = 0
+    assert m == before
+
+
+@pytest.mark.parametrize("exact", [False, True])
 def test_scales_that_are_none(exact):
     m = F.moments(CUBE, minmax=True, exact=exact)
     for scale in (0, -1.0, np.nan, np.inf):  # a negative one would swap min and max
