@@ -7,6 +7,8 @@ the caller in messages.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from numpy import ndarray
@@ -48,6 +50,19 @@ class Saved:
     digest: int  # of x, if set_debug is on
     order: tuple[int, ...] | None = None  # the memory order of the axes of a result, if not that of `layout`
     residual: bool = False  # whether x is the sum h, the forward's second result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles take: for a module of kernels, which neither can take, its name."""
+        both: Any = super().__getstate__()
+        slots: dict[str, Any] = both[1]
+        kernels = slots.get("kernels")
+        return slots | {"kernels": kernels.__name__} if isinstance(kernels, ModuleType) else slots
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        if isinstance(state.get("kernels"), str):
+            self.kernels = import_module(state["kernels"])
 
     def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         """Return dx, dgamma, dbeta for dy in the layout of x, and for dh if x is h. dgamma and dbeta may be None if

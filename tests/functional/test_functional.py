@@ -1,5 +1,7 @@
 """The functions on arrays: values against plain formulas, in every memory, type and number of values."""
 
+import copy
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -224,6 +226,17 @@ def test_a_memory_map_is_read_and_written(tmp_path):
     y, _ = F.batch_norm(mapped, out=mapped)
     assert y is mapped
     assert_same(np.fromfile(tmp_path / "x").reshape(x.shape), want)
+
+
+@every_kind
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda saved: pickle.loads(pickle.dumps(saved))])
+def test_copies_of_what_a_forward_saves(kind, again):
+    """A net of one's own that keeps it until the backward can be copied and pickled meanwhile."""
+    x, dy, gamma, _ = kind.example()
+    _, saved = kind.forward(x, gamma, activation="gelu")
+    copied = again(saved)
+    for got, expected in zip(F.backward(dy, copied)[:2], F.backward(dy, saved)[:2], strict=True):
+        assert_same(got, expected)
 
 
 # Few values ----------------------------------------------------------------------------------------------------------

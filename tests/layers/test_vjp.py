@@ -1,6 +1,8 @@
 """Several forwards of one layer before a backward, and forwards without one."""
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 
@@ -72,6 +74,19 @@ def test_the_forward_that_waits_goes_on_waiting(make):
     layer.vjp(x)
     with pytest.raises(RuntimeError, match=r"backward: expected a forward .*layer\.vjp\(x\)"):
         layer.backward(dy)
+
+
+@every_layer
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_a_layer_and_its_open_backward(make, again):
+    layer = make()
+    x, dy = rng.standard_normal((2, 6, C))
+    _, pull = layer.vjp(x)
+    other, other_pull = again((layer, pull))
+    assert_same(other_pull(dy), pull(dy))
+    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
+        assert_same(q.grad, p.grad)
+        assert not np.shares_memory(q.grad, p.grad)
 
 
 def test_an_error_in_pull_leaves_it_open():
