@@ -2,6 +2,7 @@
 
 import pickle
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
@@ -22,14 +23,27 @@ def test_saved_and_pickled(tmp_path, suffix, way):
     loaded = bnorm.load(tmp_path / f"t.{suffix}")
     assert loaded.get_params() == t.get_params()
     assert loaded.feature_names_in_.tolist() == t.feature_names_in_.tolist()
-    for again in (loaded, pickle.loads(pickle.dumps(t))):
+    pickled = pickle.loads(pickle.dumps(t))
+    for again in (loaded, pickled, t):
         again.partial_fit(x[300:])
-    t.partial_fit(x[300:])
-    for again in (loaded,):
+    for again in (loaded, pickled):
         assert again.groups_.tolist() == t.groups_.tolist()
         np.testing.assert_array_equal(again.means_, t.means_)
         np.testing.assert_array_equal(again.vars_, t.vars_)
         np.testing.assert_array_equal(again.transform(x), t.transform(x))
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_joblib_maps_to_memory(tmp_path, mode):
+    """Arrays that a file backs: partial_fit moves a copy, and leaves the file as it is."""
+    x, path = frame(table()), tmp_path / "t.joblib"
+    t = GroupedTransformer("key", halflife=7.0).fit(x)
+    joblib.dump(t, path)
+    before = path.read_bytes()
+    mapped = joblib.load(path, mmap_mode=mode)
+    np.testing.assert_array_equal(mapped.transform(x), t.transform(x))
+    np.testing.assert_array_equal(mapped.partial_fit(x).vars_, t.partial_fit(x).vars_)
+    assert path.read_bytes() == before
 
 
 def test_damaged_files(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm import devices
 from bnorm.kernels import cpu
 from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
@@ -41,6 +42,12 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copy arrays whose memory is read-only or shared, as memory from a file or another process may be."""
+        self.__dict__.update(state)
+        self.arrays = {name: devices.owned(a) for name, a in self.arrays.items()}
+        self.lengths = devices.owned(self.lengths)
 
     def _empty(self, groups: int) -> Statistics:
         """Return the statistics of this many groups that have not been seen."""
