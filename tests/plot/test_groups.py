@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from bnorm.plot import GroupsDisplay
+from bnorm.plot import GroupsDisplay, NormalizationDisplay
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +104,18 @@ def test_keys_and_names_are_no_formulas():
     display.figure_.canvas.draw()
     assert [label.get_text() for label in display.axes_[0].get_yticklabels()] == ["$\\a$", "b"]
     assert display.axes_[0].get_xlabel() == "$\\c$"
+
+
+def test_keys_and_times_are_not_drawn_before_and_after():
+    pd = pytest.importorskip("pandas", reason="columns of times")
+    pa = pytest.importorskip("pyarrow", reason="columns of times")
+    frame = pd.DataFrame({"ts": pd.to_datetime(range(4), unit="h"), "a": [1.0, 2, 4, 8], "key": list("xyxy")})
+    by_groups = GroupedTransformer("key", halflife="1h")
+    for t, columns in ((BatchNormTransformer(halflife="1h"), ["ts", "a"]), (by_groups, ["ts", "a", "key"])):
+        table = frame[columns]
+        t.fit(table, times="ts")
+        for kind in (table, pa.Table.from_pandas(table)):
+            display = NormalizationDisplay.from_estimator(t, kind)
+            assert display.feature_names == ["a"]
+            np.testing.assert_array_equal(display.before, frame[["a"]])
+            np.testing.assert_array_equal(display.after, t.transform(table))

@@ -24,6 +24,7 @@ from bnorm.plot.drawing import (
     within,
 )
 from bnorm.plot.ticks import spaced
+from bnorm.transformer import times
 
 HISTOGRAMS = 6  # the most features that get histograms; more become strips
 SAMPLE = 100_000  # rows that are drawn, spread evenly over the table
@@ -94,7 +95,8 @@ class NormalizationDisplay:
         estimator : BatchNormTransformer
             Fitted. Any transformer with one output for each feature will do, such as scikit-learn's StandardScaler.
         X : array-like of shape (n_samples, n_features)
-            The table. If it has more than 100,000 rows, an evenly spaced sample of about that size is drawn.
+            The table, whose columns of times or keys are not drawn. If it has more than 100,000 rows, an evenly spaced
+            sample of about that size is drawn.
         features : sequence of int or str, default=None
             Indices or names of the features to draw; all by default.
         ax : matplotlib Axes, default=None
@@ -106,6 +108,10 @@ class NormalizationDisplay:
         """
         after = host(estimator.transform(X))
         names = names_of(estimator, after.shape[1])
+        if len(columns := times.names_of(X)) > after.shape[1] and hasattr(estimator, "get_feature_names_out"):
+            names = [name for name in estimator.get_feature_names_out() if name in columns]
+            for column in set(columns).difference(names):
+                X = times.without(X, column)
         places = chosen(cls.__name__, features, names)
         every = -(-len(after) // SAMPLE)
         before = host(X)
