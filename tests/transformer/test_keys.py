@@ -140,6 +140,14 @@ def test_several_columns():
     assert found == [None if -1 in key else key for key in expected]
 
 
+def test_keys_that_pandas_cannot_look_up():
+    pd = pytest.importorskip("pandas", reason="it looks keys up")
+    with pytest.raises(
+        TypeError, match=r"^t: by: column k: expected strings, numbers, bools or dates, got list: \['a'"
+    ):
+        read("t", [("k", pd.Series([["a"], ["b"]]))])
+
+
 @pytest.mark.parametrize(
     ("column", "error", "message"),
     [

@@ -124,7 +124,10 @@ def _pandas(who: str, values: Any) -> Column:
 
 def _factorized(who: str, values: Any) -> Column:
     """Find equal objects by pandas; not if texts have a character 0, at which pandas below 3.1 stops reading."""
-    codes, found = sys.modules["pandas"].factorize(values)
+    try:
+        codes, found = sys.modules["pandas"].factorize(values)
+    except TypeError:  # some have no hash: the error names one
+        return _coded(*_objects_apart(who, np.asarray(values, object)))
     if not _reads_whole_texts() and _have_zeros(objects := np.asarray(values, object)):
         return _coded(*_objects_apart(who, objects))
     column, places = _objects_apart(who, np.asarray(found, object))  # keys that differ for pandas may be equal here
