@@ -99,15 +99,30 @@ def test_groups(weight):
         (bnorm.GroupedTransformer("k", momentum=0.1), {}, "test: expected groups with momentum=None"),
         (bnorm.GroupedTransformer("k", halflife=9.0), {}, "or a half-life that is a length of time"),
         (bnorm.GroupedTransformer("a"), {"columns": ["a", "f"]}, "test: columns: expected features, got 'a'"),
+        (bnorm.GroupedTransformer("k"), {"columns": ["k", "f"]}, "test: columns: expected features, got 'k'"),
+        (bnorm.GroupedTransformer("k"), {"sample_weight": np.ones(9)}, "test: sample_weight: expected the name of a"),
+        (
+            bnorm.BatchNormTransformer(halflife="1h"),
+            {"times": np.ones(9)},
+            "test: times: expected the name of a column",
+        ),
+        (bnorm.BatchNormTransformer(window="1h"), {"times": "at"}, "test: t: expected window=None, as a window needs"),
+        (bnorm.BatchNormTransformer(window=9), {}, "test: t: expected window=None, as a window needs"),
     ],
     ids=str,
 )
 def test_columns_that_learners_cannot_have(t, asked, message):
     given = {"columns": ["f"], "sample_weight": None, "times": None} | asked
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         reading_of("test", t, kinds(timed()), **given)
     with pytest.raises(TypeError, match="test: t: expected a BatchNormTransformer or a GroupedTransformer, got"):
         reading_of("test", bnorm.BatchNorm1d(3), kinds(timed()), **given)
+
+
+def test_a_name_in_the_name_of_the_only_feature():
+    data = timed().rename_columns({"k": "f", "f": "of"})
+    reading = reading_of("test", bnorm.GroupedTransformer("f"), kinds(data), "of", None, None)
+    assert reading.columns == ("f", "of")
 
 
 def test_dask_by_times_and_by_groups():
@@ -131,3 +146,46 @@ def test_dask_by_times_and_by_groups():
     np.testing.assert_allclose(got.compute()["a"], want.transform(frame[["k", "a", "f"]])[:, 0], atol=1e-9)
     with pytest.raises(TypeError, match=r"dask.fit: data: expected a Dask DataFrame"):
         dask.fit(t, lazy[["a"]].to_dask_array())
+
+
+def test_dask_leaves_keys_and_other_columns():
+    dd = pytest.importorskip("dask.dataframe")
+    from bnorm.distributed import dask
+
+    frame = timed().to_pandas()[["f", "k", "a"]]
+    lazy = dd.from_pandas(frame, npartitions=4)
+    got = dask.transform(bnorm.GroupedTransformer("k").fit(frame), lazy).compute()
+    assert list(got.columns) == ["f", "k", "a"]
+    assert got["k"].tolist() == frame["k"].tolist()
+    unnamed = dd.from_pandas(frame[["f", "k", "a"]].set_axis([0, 1, 2], axis=1), npartitions=4)
+    got = dask.transform(bnorm.BatchNormTransformer().fit(frame[["f", "a"]].to_numpy()), unnamed).compute()
+    assert got[1].tolist() == frame["k"].tolist()
+    np.testing.assert_allclose(got[2].mean(), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"t": bnorm.BatchNorm1d(3)}, "t: expected a BatchNormTransformer or a GroupedTransformer, got"),
+        ({"t": bnorm.BatchNormTransformer(window=3)}, "t: expected window=None, as a window needs a table in memory"),
+        (
+            {"data": "array", "sample_weight": "w"},
+            "data: expected a Dask DataFrame, whose columns have names, got Array",
+        ),
+        ({"data": "series"}, "data: expected a Dask DataFrame, whose columns have names, got Series"),
+        ({"data": "pandas", "columns": ["a"]}, "data: expected a Dask array or DataFrame, got DataFrame"),
+        ({"columns": []}, r"columns: expected names of columns, each once, at least one, got \[\]"),
+        ({"columns": ["a", "a"]}, r"columns: expected names of columns, each once, at least one, got \['a', 'a'\]"),
+        ({"t": bnorm.GroupedTransformer("k"), "columns": ["a", "k"]}, "columns: expected features, got 'k'"),
+    ],
+)
+def test_what_dask_cannot_fit(given, message):
+    dd = pytest.importorskip("dask.dataframe")
+    from bnorm.distributed import dask
+
+    frame = timed().to_pandas()
+    lazy = dd.from_pandas(frame, npartitions=2)
+    tables = {"frame": lazy, "array": lazy[["a"]].to_dask_array(), "series": lazy["a"], "pandas": frame}
+    given = {"t": bnorm.BatchNormTransformer(), "data": "frame"} | given
+    with pytest.raises((TypeError, ValueError), match=rf"^dask\.fit: {message}"):
+        dask.fit(**given | {"data": tables[given["data"]]})

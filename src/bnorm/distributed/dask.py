@@ -15,7 +15,7 @@ import numpy as np
 
 from bnorm.checks import FLOATS
 from bnorm.distributed.engine import refuse_unknown
-from bnorm.distributed.learners import Learning, keys_of
+from bnorm.distributed.learners import Learning, keys_of, refuse_beside, refuse_other
 from bnorm.distributed.sums import NUMBER
 from bnorm.kernels.engines import serially
 from bnorm.transformer.durations import is_duration
@@ -116,18 +116,19 @@ def fit(
     >>> transform(t, frame).compute()["id"].tolist()  # untouched
     [1, 2, 3]
     """
+    refuse_other("dask.fit", t)
     if times is not None or is_duration(t.halflife):
         reading = Learning.of("dask.fit", t, _kinds("dask.fit", data), columns, sample_weight, times)
         parts = data[reading.names].to_delayed()
         return reading.fit(t, dask.compute(*(dask.delayed(_state)(reading, part) for part in parts)))
-    keys = keys_of("dask.fit", t)
-    if keys:
-        beside = (*keys, *([sample_weight] if isinstance(sample_weight, str) else []))
-        columns = [*keys, *(_numbers("dask.fit", data, *beside) if columns is None else columns)]
+    keys, beside = keys_of("dask.fit", t), []
     if isinstance(sample_weight, str):
-        refuse_unknown("dask.fit", [sample_weight], data.columns)
-        columns = _numbers("dask.fit", data, sample_weight) if columns is None else columns
-        sample_weight = data[sample_weight]
+        refuse_unknown("dask.fit", [sample_weight], _kinds("dask.fit", data))
+        beside, sample_weight = [sample_weight], data[sample_weight]
+    if keys or beside:
+        columns = _numbers("dask.fit", data, *keys, *beside) if columns is None else _listed(columns)
+        refuse_beside("dask.fit", columns, keys)
+        columns = [*keys, *columns]
     return t.fit(_chosen("dask.fit", data, columns), sample_weight=sample_weight)
 
 
@@ -152,7 +153,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
         raise ValueError(f"dask.transform: columns: expected None, as the features have names, got {list(columns)}")
     chosen = _chosen("dask.transform", data, columns if names is None else list(names))
     y = t.transform(chosen)
-    if chosen is data:
+    if not _is_frame(data) or list(y.columns) == list(data.columns):
         return y
     return data.map_partitions(_replaced, y, meta=_replaced(data._meta, y._meta))
 
@@ -173,24 +174,35 @@ def _is_frame(data: Any) -> bool:
 
 
 def _kinds(who: str, data: Any) -> dict[str, int | None]:
-    if not _is_frame(data):
+    if not _is_frame(data) or data.ndim != 2:
         raise TypeError(f"{who}: data: expected a Dask DataFrame, whose columns have names, got {type(data).__name__}")
     return {name: NUMBER if dtype.kind in "biuf" else None for name, dtype in data.dtypes.items()}
 
 
 def _replaced(frame: Any, columns: Any) -> Any:
     """Return a frame in which these columns replace those of the same names."""
-    return frame.assign(**{name: columns[name] for name in columns.columns})
+    frame = frame.copy(deep=False)
+    for name in columns.columns:
+        frame[name] = columns[name]
+    return frame
 
 
 def _chosen(who: str, data: Any, columns: Any) -> Any:
     if not _is_frame(data):
+        array = array_of(who, "data", data)
         if columns is not None:
             raise ValueError(f"{who}: columns: expected None for an array, got {columns!r}")
-        return array_of(who, "data", data)
-    columns = _numbers(who, data) if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        return array
+    numbers = _numbers(who, data)
+    columns = numbers if columns is None else _listed(columns)
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError(f"{who}: columns: expected names of columns, each once, at least one, got {columns}")
     refuse_unknown(who, columns, data.columns)
     return data if columns == list(data.columns) else data[columns]
+
+
+def _listed(columns: Any) -> list[Any]:
+    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def _numbers(who: str, data: Any, *but: str) -> list[Any]:

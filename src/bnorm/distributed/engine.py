@@ -114,8 +114,7 @@ class Reading(Partitions):
     @classmethod
     def given(cls, who: str, columns: Any, sample_weight: Any = None, exact: bool = False) -> "Reading":
         """Return a reading of these columns of a table that is not known yet."""
-        if sample_weight is not None and not isinstance(sample_weight, str):
-            raise TypeError(f"{who}: sample_weight: expected the name of a column, got {type(sample_weight).__name__}")
+        refuse_unnamed(who, sample_weight=sample_weight)
         return cls(who, _named(who, columns), sample_weight, bool(exact))
 
     @property
@@ -264,6 +263,13 @@ class Map(Mapping):
         except FloatingPointError:
             raise infinite(x) from None
         return arrow.array(out, column)
+
+
+def refuse_unnamed(who: str, **given: Any) -> None:
+    """Raise TypeError for an argument that is neither None nor the name of a column."""
+    for argument, name in given.items():
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{who}: {argument}: expected the name of a column, got {type(name).__name__}")
 
 
 def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> None:

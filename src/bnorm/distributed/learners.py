@@ -24,6 +24,7 @@ from bnorm.distributed.engine import (
     filled,
     refuse_others,
     refuse_unknown,
+    refuse_unnamed,
 )
 from bnorm.distributed.sums import merged_in_order
 from bnorm.distributed.vectors import result_type
@@ -36,8 +37,7 @@ def reading_of(
     who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: str | None, times: str | None
 ) -> "Reading | Learning":
     """Return what an engine reads to fit a transformer."""
-    if not hasattr(t, "halflife") or isinstance(t, type):
-        raise TypeError(f"{who}: t: expected a BatchNormTransformer or a GroupedTransformer, got {t!r:.80}")
+    refuse_other(who, t)
     if hasattr(t, "by") or times is not None or is_duration(t.halflife):
         return Learning.of(who, t, kinds, columns, sample_weight, times)
     return Reading.of(who, kinds, columns, sample_weight, t.exact)
@@ -67,6 +67,7 @@ class Learning(Partitions):
         cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None, sample_weight: Any, times: Any
     ) -> "Learning":
         """Return a reading of the columns that were asked for, by default of all numbers not needed otherwise."""
+        refuse_unnamed(who, sample_weight=sample_weight, times=times)
         keys = keys_of(who, t)
         fades = is_duration(t.halflife)
         if fades != (times is not None):
@@ -80,12 +81,10 @@ class Learning(Partitions):
         if columns is None:
             beside = {*keys, sample_weight, times}
             columns = [name for name, kind in kinds.items() if kind == NUMBER and name not in beside]
-        reading = Reading.of(who, kinds, columns, sample_weight)
         beside_features = [*keys, *([] if times is None else [times])]
         refuse_unknown(who, beside_features, kinds)
-        for name in beside_features:
-            if name in columns:
-                raise ValueError(f"{who}: columns: expected features, got {name!r}, which has keys or times")
+        refuse_beside(who, Reading.given(who, columns).columns, beside_features)
+        reading = Reading.of(who, kinds, columns, sample_weight)
         from sklearn import clone
 
         plain = clone(t) if keys else clone(t).set_params(history=None)
@@ -194,6 +193,21 @@ def _merged(parts: list[Part]) -> Part:
     for other in others:
         first.merge(other)
     return Part(first, sum(part.weight for part in parts))
+
+
+def refuse_other(who: str, t: Any) -> None:
+    """Raise TypeError for what is not fitted in parts: another object, or a transformer with a window."""
+    if not hasattr(t, "halflife") or isinstance(t, type):
+        raise TypeError(f"{who}: t: expected a BatchNormTransformer or a GroupedTransformer, got {t!r:.80}")
+    if getattr(t, "window", None) is not None:
+        raise TypeError(f"{who}: t: expected window=None, as a window needs a table in memory, got {t!r:.80}")
+
+
+def refuse_beside(who: str, columns: Collection[Any], others: Iterable[str]) -> None:
+    """Raise ValueError for features that are keys or times."""
+    for name in others:
+        if name in columns:
+            raise ValueError(f"{who}: columns: expected features, got {name!r}, which has keys or times")
 
 
 def keys_of(who: str, t: Any) -> list[str]:
