@@ -73,7 +73,7 @@ def channels_of(counts: Array, sums: tuple[Limbs, Limbs]) -> Iterator[tuple[int,
 
 
 def rounded(counts: Array, sums: tuple[Limbs, Limbs]) -> Array:
-    """Return count, mean, m2 and what the rounded mean leaves over, (4, C), of exact sums; counts: (4, C)."""
+    """Return parts, (4, C), of exact sums: count, mean, m2, and low, the rest of the rounded mean. counts: (4, C)."""
     parts = np.zeros((4, counts.shape[1]))
     for c, (n, finite, s, q) in enumerate(channels_of(counts, sums)):
         parts[0, c] = n
@@ -97,7 +97,7 @@ def variances(counts: Array, sums: tuple[Limbs, Limbs], ddof: float, root: bool)
 
 
 def impossible(counts: Array, sums: tuple[Limbs, Limbs]) -> int:
-    """Return the first channel whose integers are those of no values at all, or -1."""
+    """Return the first channel whose integers no set of values can have, or -1 if there is none."""
     for c, (_, finite, s, q) in enumerate(channels_of(counts, sums)):
         if counts[:, c].min() < 0 or finite < 0 or q < 0 or (q > 0 and finite == 0) or finite * q < s * s:
             return c
@@ -113,7 +113,7 @@ def nearest(v: Fraction) -> float:
 
 
 def root_of(v: Fraction) -> float:
-    """Return the square root of v, to within one last place: that of an integer of 126 bits or more."""
+    """Return the square root of v to within one last place, from that of an integer of 126 bits or more."""
     shift = 128 - v.numerator.bit_length() + v.denominator.bit_length()
     shift += shift % 2
     root = isqrt(int(v * Fraction(2) ** shift))
