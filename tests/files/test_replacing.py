@@ -63,3 +63,11 @@ def test_names_as_long_as_a_file_system_takes(tmp_path, name):
     t.save(tmp_path / name)
     assert names(tmp_path) == [name]
     assert bnorm.load(tmp_path / name).n_samples_seen_ == 3
+
+
+def test_a_state_is_on_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
+    """Else a machine that crashes then may be left with neither."""
+    path, flushed = tmp_path / "t.npz", []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append((os.fstat(number).st_size, path.exists())))
+    bnorm.BatchNormTransformer().fit(np.eye(3)).save(path)
+    assert flushed == [(path.stat().st_size, False)]

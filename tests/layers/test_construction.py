@@ -144,3 +144,9 @@ def test_repr_of_a_layer_with_options_of_its_own():
             super().__init__(channels, axis=-1)
 
     assert repr(Mine(4)) == "Mine(4)"
+
+
+def test_running_statistics_that_are_not_there_normalize_no_batch():
+    message = r"^BatchNorm1d\(4\): on_single: expected 'raise' without running statistics, got 'running'"
+    with pytest.raises(ValueError, match=message):
+        bnorm.BatchNorm1d(4, track_running_stats=False, on_single="running")

@@ -14,6 +14,7 @@ LAYERS = [bnorm.BatchNorm1d(3), bnorm.LayerNorm(3), bnorm.InstanceNorm1d(3, affi
 @pytest.fixture
 def debug():
     bnorm.set_debug(True)
+    bnorm.set_debug(True)  # again: it stays on
     yield
     bnorm.set_debug(False)
     assert not OPEN

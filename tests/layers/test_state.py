@@ -362,6 +362,8 @@ def test_copies_of_every_layer(make, keys, again):
     layer = fill(make())
     other = again(layer)
     assert type(other) is type(layer) and held(other) == held(layer)
+    with pytest.raises(RuntimeError, match="backward: expected a"):  # the forward is not copied
+        other.backward(np.ones(3))
     for p, q in zip(other.parameters(), layer.parameters(), strict=True):
         assert not np.shares_memory(p.data, q.data)
 

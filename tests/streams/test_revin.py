@@ -179,6 +179,11 @@ def test_order_of_calls():
         rev.inverse.backward(z)
     with pytest.raises(RuntimeError):
         rev.backward(z)
+    rev(x)
+    with bnorm.no_backward():
+        rev.inverse(z)
+    with pytest.raises(RuntimeError, match="inverse: backward: expected a call before each, got none"):
+        rev.inverse.backward(z)
 
 
 @pytest.mark.parametrize(
