@@ -104,6 +104,39 @@ def test_groups_that_fade_by_their_times(command, tmp_path, suffix):
     assert "column 'day': expected either times or a key" in said
 
 
+def test_weights(command, tmp_path):
+    x = sales().assign(weight=np.arange(300) % 4 / 2)
+    x.to_parquet(tmp_path / "x.parquet")
+    fit = ("fit", tmp_path / "x.parquet", "--by", "store", "--exclude", "till", "--weight", "weight")
+    command(*fit, "-o", tmp_path / "s.npz")
+    t = bnorm.load(tmp_path / "s.npz")
+    expected = bnorm.GroupedTransformer("store").fit(x[["size", "store"]], sample_weight=x["weight"])
+    assert t.groups_.tolist() == expected.groups_.tolist()
+    np.testing.assert_allclose(t.means_, expected.means_, rtol=1e-13)
+    np.testing.assert_allclose(t.vars_, expected.vars_, rtol=1e-11)
+    said = json.loads(command("show", tmp_path / "s.npz", "--json").out)
+    weights = x.groupby("store")["weight"].sum().sort_values(ascending=False)
+    assert [row["count"] for row in said["largest"]] == weights.tolist()
+    assert said["whole"]["count"] == x["weight"].sum()
+
+
+@pytest.mark.parametrize("unseen", ["global", "nan", "error"])
+def test_a_state_of_the_library(command, tmp_path, unseen, monkeypatch):
+    """With a setting for groups that it has not seen, and with others that the command does not have."""
+    monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 50)
+    x = sales()[["size", "store"]].dropna().sort_values("store")  # "b" is in none of the first batches
+    x.to_parquet(tmp_path / "x.parquet")
+    t = bnorm.GroupedTransformer("store", unseen=unseen, prior=3.0, eps=0.5).fit(x[x["store"] != "b"])
+    t.save(tmp_path / "s.npz")
+    transform = ("transform", tmp_path / "x.parquet", "--state", tmp_path / "s.npz", "-o", tmp_path / "y.parquet")
+    if unseen == "error":
+        row = x["store"].tolist().index("b") + 1
+        assert command.fails(*transform).endswith(f"as unseen='error', got 'b' in row {row}")
+        return
+    command(*transform)
+    np.testing.assert_allclose(pd.read_parquet(tmp_path / "y.parquet")[["size"]], t.transform(x), rtol=1e-13)
+
+
 def test_plot(command, tmp_path):
     """Groups around the whole; beside a state of all rows too."""
     pytest.importorskip("matplotlib", reason="it draws")
@@ -170,3 +203,6 @@ def test_errors(command, tmp_path):
     x.drop(columns="store").to_parquet(tmp_path / "none.parquet")
     said = command.fails("transform", tmp_path / "none.parquet", "--state", state, "-o", tmp_path / "y.csv")
     assert "expected a column 'store'" in said
+    bnorm.GroupedTransformer(0).fit(np.eye(3)).save(tmp_path / "unnamed.npz")
+    said = command.fails("transform", data, "--state", tmp_path / "unnamed.npz", "-o", tmp_path / "y.csv")
+    assert "expected a state of columns with names, as the keys are found by name, got one without" in said

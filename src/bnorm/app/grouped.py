@@ -160,7 +160,8 @@ class Map:
             self._typed = Typed(stream, self.keys, groups.index)
         try:
             read = keys.read(WHO, self._typed({name: found[name] for name in self.keys}))
-            at, codes = groups.places(WHO, read, [repr(name) for name in self.keys], p["unseen"] == "error")
+            quoted, refuse = [repr(name) for name in self.keys], p["unseen"] == "error"
+            at, codes = groups.places(WHO, read, quoted, refuse, stream.row + 1)
         except (TypeError, ValueError) as error:
             raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
         numbers = groups.numbers(at, p["prior"], p["unseen"] == "global", p["eps"], self._inverse)

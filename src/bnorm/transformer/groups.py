@@ -212,9 +212,10 @@ class Groups:
         count, mean, m2, _ = cpu.merge([np.stack(own), np.stack(wide)]).reshape(4, *n.shape)
         return mean, np.where(count > 0, m2 / np.where(count > 0, count, 1), np.nan)
 
-    def places(self, who: str, keys: Keys, names: list[str], refuse: bool) -> tuple[ndarray, ndarray]:
+    def places(self, who: str, keys: Keys, names: list[str], refuse: bool, first: int = 0) -> tuple[ndarray, ndarray]:
         """Return the groups of the keys of a table, -1 for new keys; and the index of each row's key among these, or
-        the number of keys for a row without one. refuse: whether a new or a missing key is a ValueError.
+        the number of keys for a row without one. refuse: whether a new or a missing key is a ValueError, which counts
+        the rows from `first` on.
         """
         at = self.index.find(who, keys, names)
         gone = keys.gaps
@@ -222,7 +223,9 @@ class Groups:
             lost = np.append(at < 0, True)[keys.codes]
             row = int(lost.argmax())
             key = "a missing key" if keys.codes[row] < 0 else repr(keys.keys[keys.codes[row]])
-            raise ValueError(f"{who}: unseen: expected keys seen in fit, as unseen='error', got {key} in row {row}")
+            raise ValueError(
+                f"{who}: unseen: expected keys seen in fit, as unseen='error', got {key} in row {first + row}"
+            )
         return at, np.where(keys.codes < 0, np.int32(len(at)), keys.codes) if gone else keys.codes
 
     def numbers(self, places: ndarray, prior: float, fall_back: bool, eps: float, inverse: bool) -> ndarray:
