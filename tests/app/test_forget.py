@@ -10,6 +10,7 @@ from commands import table, write
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(400)
+ROWS = {"whole": slice(None), "gone": slice(150), "stays": slice(150, None)}
 WANT = F.moments(X, exact=True, skipna=True)
 
 
@@ -38,6 +39,21 @@ def test_one_digest_however_rows_were_cut_merged_and_forgotten(command, tmp_path
     for got, feature in zip(left["features"], want["features"], strict=True):
         assert got == {key: feature[key] for key in got}  # the extremes of what is left are not known
     assert bnorm.load(tmp_path / "left.npz").digest() == left["digest"]
+
+
+@pytest.mark.parametrize("way", [[], ["--weight", "w"]])
+def test_missing_values_and_weights_are_forgotten(command, tmp_path, way):
+    x, w = X.copy(), np.arange(len(X)) % 3
+    x[::3, 0] = x[::7, 2] = np.nan
+    parts = {name: write(tmp_path / f"{name}.parquet", x[rows], w=w[rows]) for name, rows in ROWS.items()}
+    for name in ("whole", "stays"):
+        command("fit", "--exact", parts[name], "-o", tmp_path / f"{name}.npz", *way)
+    command("forget", tmp_path / "whole.npz", parts["gone"], "-o", tmp_path / "left.npz", *way)
+    left, want = (shown(command, tmp_path / f"{name}.npz") for name in ("left", "stays"))
+    assert (left["digest"], left["rows"]) == (want["digest"], want["rows"])
+    for got, feature in zip(left["features"], want["features"], strict=True):
+        assert got.keys() >= {"count", "missing", "mean", "std"}
+        assert got == {key: feature[key] for key in got}
 
 
 def test_features_in_another_order(command, tmp_path):

@@ -84,3 +84,17 @@ def test_merge_windows(command, tmp_path):
     np.testing.assert_allclose(bnorm.load(tmp_path / "m.npz").mean_, whole.mean_, rtol=1e-12)
     assert ", of which those of the last 10s count" in command("show", tmp_path / "m.npz").out
     assert ", of which those of the last 10 rows count" in command("show", tmp_path / "rows0.npz").out
+
+
+@pyarrow
+@pytest.mark.parametrize("way", [[], ["--weight", "f2"]])
+@pytest.mark.parametrize("turned", [False, True])
+def test_merge_with_a_state_of_the_library(command, tmp_path, way, turned):
+    """Which does not know the extremes, nor what was missing if there are weights: then they are not known of both."""
+    data = write(tmp_path / "x.csv", np.abs(table(100)))
+    command("fit", data, "-o", tmp_path / "a.npz", *way)
+    bnorm.load(tmp_path / "a.npz").save(tmp_path / "b.npz")
+    command("merge", *sorted(tmp_path.glob("*.npz"), reverse=turned), "-o", tmp_path / "m.npz")
+    for feature in command("show", tmp_path / "m.npz", "--json").json["features"]:
+        assert not feature.keys() & {"min", "max"}
+        assert feature["missing"] == (None if way else 0)
