@@ -350,6 +350,6 @@ def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None
     """
     to, target, apart = room
     if to is None:
-        target[...] = view.restore(result, layout)
+        view.put(target, view.restore(result, layout))
     if not apart and x is not None and overlap.same_memory(target, x):
         saved.x = None

@@ -29,7 +29,6 @@ CYTHON = {".pyx", ".pxd", ".pxi"}
 FLOORS = {
     "bnorm": 5,  # names only, from everywhere
     "bnorm.kernels": 1,
-    "bnorm.kernels.view": 0,
     "bnorm.arrays": 2,
     "bnorm.checks": 2,
     "bnorm.devices": 2,

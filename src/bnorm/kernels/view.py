@@ -14,6 +14,7 @@ C or Fortran ordered, NCHW, NHWC, or NHWC memory seen through an NCHW transpose.
     ordered(a, order)       an array with its axes in a memory order that `axes_in_memory` has found
     weights(w, layout)      one weight per position as (outer, inner), or (N, L) for groups
     codes(groups, layout)   one code of a group per position as an integer (outer, inner)
+    put(out, a)             copy a result into an array of any memory order
 
 Statistics of several axes at once are those of several such blocks: `kept(x, axes)` cuts an array into them, and
 `first_kept(x, axes)` tells when it is better to keep more axes at first.
@@ -28,9 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from bnorm.kernels.cpu.entries import contiguous, copy_into
+
 Shape = tuple[int, ...]
 Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
-
 
 PIECE = 1 << 20  # at most so many bytes of a block that is copied, so that it stays in the cache
 TWICE = 1 << 22  # the same for a block that is read twice, without a copy
@@ -89,14 +91,14 @@ def like(a: Array, layout: Layout) -> Array:
     if layout.order is not None:
         a = a.transpose(layout.order)
     if not _plain(a):
-        a = a.astype(a.dtype.newbyteorder("="), order="C")
+        a = dense(a, a.dtype.newbyteorder("="))
     return a if layout.block is layout.shape else a.reshape(layout.block)
 
 
 def into(out: Array, layout: Layout) -> Array | None:
     """Return `out`, which has the shape of x, as a block that kernels can write to; None if that would need a copy.
 
-    If it is None, let the kernel write to a new array, and then `out[...] = restore(result, layout)`.
+    If it is None, let the kernel write to a new array, and then `put(out, restore(result, layout))`.
     """
     if layout.order is not None:
         out = out.transpose(layout.order)
@@ -111,6 +113,14 @@ def restore(a: Array, layout: Layout) -> Array:
     return a if layout.order is None else a.transpose(layout.inverse)
 
 
+def put(out: Array, a: Array) -> None:
+    """Copy `a` into `out`, which has its shape and does not overlap it."""
+    if type(out) is type(a) is ndarray:
+        copy_into(out, a)
+    else:
+        out[...] = a
+
+
 def axes_in_memory(x: Array) -> Shape:
     """Return the axes of x, slowest first."""
     strides = x.strides
@@ -121,8 +131,8 @@ def ordered(a: Array, order: Shape | None) -> Array:
     """Return `a` with its axes in this memory order, copied if necessary, so that it is dense even if x is not."""
     if order is None:
         return a
-    a = a.transpose(order)
-    return (a if a.flags.c_contiguous else a.copy()).transpose(sorted(range(a.ndim), key=order.__getitem__))
+    a = dense(a.transpose(order), a.dtype)
+    return a.transpose(sorted(range(a.ndim), key=order.__getitem__))
 
 
 def weights(w: Array, layout: Layout) -> Array:
@@ -159,7 +169,9 @@ def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
 
 def dense(a: Array, dtype: Any) -> Array:
     """Return `a` as kernels read it, with this dtype, contiguous and aligned; `a` itself if it already is."""
-    return a if a.dtype == dtype and _plain(a) else a.astype(dtype, order="C")
+    if a.dtype != dtype:
+        return a.astype(dtype, order="C")
+    return a if _plain(a) else contiguous(a) if type(a) is ndarray else a.astype(dtype, order="C")
 
 
 def writeable(a: Array) -> bool:
