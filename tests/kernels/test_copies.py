@@ -3,13 +3,14 @@
 from itertools import product
 from math import prod
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import bnorm
 from bnorm.kernels.cpu.entries import contiguous, copy_into
 
-DTYPES = ["float16", "float32", "float64", "uint8", "int64", "bool"]
+DTYPES = ["float16", ml_dtypes.bfloat16, "float32", "float64", "uint8", "int64", "bool", "complex64"]
 SHAPES = [(33, 47), (64, 16), (3, 200), (200, 3), (5, 17, 31), (2, 3, 16, 33), (130,), (), (0, 4), (7, 0, 2)]
 
 
@@ -54,7 +55,7 @@ def backwards(n):
     return slice(2 * n, 0, -2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_strides(shape, dtype, threads):
     for a in views(numbered(shape, dtype)):
@@ -76,12 +77,12 @@ def test_large_arrays_are_shared_by_threads(shape, threads):
         np.testing.assert_array_equal(contiguous(turned), turned)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "complex128", "U3", object])
+@pytest.mark.parametrize("dtype", [">f4", "complex128", "U3", object, "M8[s]"])
 def test_other_types(dtype):
     """They are left to NumPy."""
     a = numbered((5, 6), "uint8").astype(dtype).T
     copy = contiguous(a)
-    assert copy.flags.c_contiguous and copy.dtype.isnative
+    assert copy.flags.c_contiguous and copy.dtype == a.dtype.newbyteorder("=")
     np.testing.assert_array_equal(copy, a)
     to = np.zeros((6, 5), dtype)
     copy_into(to, a)
@@ -90,6 +91,9 @@ def test_other_types(dtype):
 
 def test_a_target_of_another_kind():
     a = np.arange(6.0).reshape(2, 3)
+    hours = np.zeros((2, 3), "M8[h]")
+    copy_into(hours, (3600 * a).astype("M8[s]"))
+    np.testing.assert_array_equal(hours, a.astype("M8[h]"))
     to = np.zeros((2, 3), np.float32)
     copy_into(to, a)
     np.testing.assert_array_equal(to, a)

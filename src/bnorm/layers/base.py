@@ -21,13 +21,8 @@ from bnorm.layers.parameters import Parameter
 from bnorm.passes import Saved
 
 SYNONYMS = ("elementwise_affine",)  # names that PyTorch has for other arguments
-MADE_ANEW = (
-    "_constants",
-    "_layout",
-    "_narrow",
-    "_own",
-    "_saved",
-)  # not pickled: caches, and a forward, which has data of the net
+# Not pickled: caches, and the forward, which has data of the net.
+MADE_ANEW = ("_constants", "_layout", "_narrow", "_own", "_saved")
 
 
 def fixed(name: str, doc: str) -> Any:

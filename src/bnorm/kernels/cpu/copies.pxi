@@ -1,6 +1,6 @@
 # Copies from one memory order into another, on all threads.
 #
-# Uses nothing of its siblings.
+# Uses is_bfloat (guards).
 # Gives entries only.
 
 cdef extern from "copying.h" nogil:
@@ -29,11 +29,12 @@ cdef void copy_share(void* run, Py_ssize_t i) noexcept nogil:
     bn_copy_units(r.copy, r.copy.units * i // r.threads, r.copy.units * (i + 1) // r.threads)
 
 
-cdef inline bint are_numbers(cnp.ndarray a) noexcept:
+cdef inline bint are_numbers(cnp.ndarray a) except -1:
     """Whether these are numbers in native byte order, of a size that copying.h knows."""
     cdef int kind = cnp.PyArray_TYPE(a)
-    return cnp.PyArray_ITEMSIZE(a) in (1, 2, 4, 8) and cnp.PyArray_ISNOTSWAPPED(a) and not (
-        cnp.PyTypeNum_ISOBJECT(kind) or cnp.PyTypeNum_ISFLEXIBLE(kind) or cnp.PyArray_NDIM(a) > BN_MOST_AXES)
+    if cnp.PyArray_NDIM(a) > BN_MOST_AXES or cnp.PyArray_ITEMSIZE(a) > 8 or not cnp.PyArray_ISNOTSWAPPED(a):
+        return False
+    return cnp.PyTypeNum_ISNUMBER(kind) or cnp.PyTypeNum_ISBOOL(kind) or is_bfloat(a)
 
 
 cdef void copy_all(cnp.ndarray y, cnp.ndarray x) noexcept:

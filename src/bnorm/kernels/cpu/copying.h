@@ -19,7 +19,7 @@ typedef struct {
 typedef struct {
     const char *x;
     char *y;
-    ptrdiff_t itemsize, units;      /* a unit is a row, or, if turned, a panel of squares: what a thread copies at least */
+    ptrdiff_t itemsize, units;      /* a unit, which one thread copies, is a row, or, if turned, a panel */
     int axes, turned;               /* turned: the last axis is the fastest one of y, and the one before it that of x */
     bn_axis axis[BN_MOST_AXES];
 } bn_copy;

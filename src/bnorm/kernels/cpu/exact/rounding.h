@@ -1,8 +1,8 @@
 /* Mean and variance of exact sums: quotients of integers of any size, each rounded once.
  *
- * A natural number is a row of digits of 32 bits, the lowest first. Its size counts no zeros at the high end, so the
- * size of 0 is 0. A quotient is computed to 63 bits or more, and with it whether anything is left: that is enough to
- * round correctly. */
+ * A natural number is an array of digits of 32 bits, the lowest digit first, without zeros at its end. A quotient is
+ * computed to 63 bits or more, with a flag that tells whether there is a remainder. That is enough to round correctly.
+ */
 #ifndef BNORM_EXACT_ROUNDING_H
 #define BNORM_EXACT_ROUNDING_H
 
@@ -13,19 +13,19 @@
 #include <string.h>
 
 typedef struct {
-    ptrdiff_t n;
+    ptrdiff_t n;    /* the number of digits, 0 for the number 0 */
     uint32_t *d;
 } bn_natural;
 
-/* The sums of all channels, and the numbers of one of them: its sum is +-s 2^at, and finite^2 times its variance, which
- * is finite sum x^2 - (sum x)^2, is num 2^unit. */
+/* The sums of all channels, and the numbers of the channel that bn_channel has loaded. The sum of its values is s 2^at,
+ * or minus that; num 2^unit is finite sum x^2 - (sum x)^2, which is finite^2 times the variance. */
 typedef struct {
     ptrdiff_t channels, size[2], first[2];  /* limbs of each sum, and the exponent of the first one, in limbs */
     const int64_t *counts, *limbs[2];       /* (4, C); (size, C) */
-    int64_t values, finite;
+    int64_t values, finite;                 /* the number of all values, and of the finite ones */
     int negative, possible;
     ptrdiff_t at, unit;
-    bn_natural s, q, num, den, a, b, c;     /* the last three: work space */
+    bn_natural s, q, num, den, a, b, c;     /* a, b and c are scratch; q is the sum of squares, and then scratch */
     uint32_t *memory;
 } bn_rounding;
 
@@ -62,13 +62,13 @@ static int bn_order(const bn_natural *a, const bn_natural *b)
     return 0;
 }
 
-/* to = a 2^bits without its fraction. Returns whether that was other than 0. */
+/* to = the integer part of a 2^bits. Return whether a fraction was lost. */
 static int bn_shifted(const bn_natural *a, ptrdiff_t bits, bn_natural *to)
 {
     const ptrdiff_t whole = bits >= 0 ? bits / 32 : -((31 - bits) / 32);    /* rounded down */
     const int rest = (int)(bits - 32 * whole);
     int lost = 0;
-    uint32_t below = 0;     /* the digit of a before the next one */
+    uint32_t below = 0;     /* the previous digit of a */
     for (ptrdiff_t i = 0; i < whole; i++)
         to->d[i] = 0;
     for (ptrdiff_t i = 0; i <= a->n; i++) {
@@ -101,7 +101,7 @@ static void bn_product(const bn_natural *a, const bn_natural *b, bn_natural *to)
     bn_without_zeros(to);
 }
 
-/* a = |a - b|. Returns whether b was larger. */
+/* a = |a - b|. Return whether b was larger. */
 static int bn_distance(bn_natural *a, const bn_natural *b)
 {
     const int less = bn_order(a, b) < 0;
@@ -131,8 +131,9 @@ static void bn_sum(bn_natural *a, const bn_natural *b)
     bn_without_zeros(a);
 }
 
-/* The integer part of u / v, for a v whose highest bit is set, and a u that is 63 bits longer: 63 or 64 bits. u becomes
- * what is left. This is long division with digits of 32 bits, Knuth's algorithm D. */
+/* Return the integer part of u / v, which has 63 or 64 bits; u becomes the remainder. The highest bit of the highest
+ * digit of v must be set, and u be 63 bits longer than v. This is long division by digits of 32 bits, Knuth's
+ * algorithm D. */
 static uint64_t bn_divide(bn_natural *u, const bn_natural *v)
 {
     const ptrdiff_t n = v->n;
@@ -172,7 +173,7 @@ static uint64_t bn_divide(bn_natural *u, const bn_natural *v)
     return quotient;
 }
 
-/* num / den as q 2^e, q of 63 or 64 bits, without what is left. Returns whether anything is. */
+/* num / den = q 2^e plus a remainder, with a q of 63 or 64 bits. Return whether there is a remainder. */
 static int bn_ratio(bn_rounding *r, const bn_natural *num, const bn_natural *den, uint64_t *q, ptrdiff_t *e)
 {
     const ptrdiff_t up = -bn_bits(den) & 31, longer = bn_bits(den) + up + 63 - bn_bits(num);
@@ -186,8 +187,9 @@ static int bn_ratio(bn_rounding *r, const bn_natural *num, const bn_natural *den
     return lost || r->a.n;
 }
 
-/* q 2^e for a q of 63 or 64 bits, and more if anything is left, rounded to the nearest double, to an even one in the
- * middle; infinite above the largest. Integers make its bits, as this thread may be set to take subnormals for 0. */
+/* Return q 2^e, or a little more if `left`, rounded to the nearest double: in the middle to the even one, above the
+ * largest to infinity. q has 63 or 64 bits. The bits of the double are made by integer operations, because another
+ * library may have set this thread to treat subnormal doubles as 0. */
 static double bn_double(uint64_t q, int left, ptrdiff_t e)
 {
     const int bits = q >> 63 ? 64 : 63;
@@ -199,12 +201,12 @@ static double bn_double(uint64_t q, int left, ptrdiff_t e)
     uint64_t kept = dropped < 64 ? q >> dropped : 0;
     const uint64_t half = (uint64_t)1 << (dropped - 1), rest = q - (dropped < 64 ? kept << dropped : 0);
     kept += rest > half || (rest == half && (left || (kept & 1)));
-    kept += room > 53 ? (uint64_t)(room - 53) << 52 : 0;    /* the exponent, but for the highest bit of kept */
+    kept += room > 53 ? (uint64_t)(room - 53) << 52 : 0;    /* the exponent, to which the highest bit of kept adds 1 */
     memcpy(&v, &kept, sizeof v);
     return v;
 }
 
-/* |v| as m 2^e. */
+/* |v| = m 2^e. Return m. */
 static uint64_t bn_split(double v, ptrdiff_t *e)
 {
     uint64_t bits;
@@ -214,7 +216,7 @@ static uint64_t bn_split(double v, ptrdiff_t *e)
     return (bits & 0xFFFFFFFFFFFFFu) | (uint64_t)(exponent != 0) << 52;
 }
 
-/* num 2^e / den, rounded. */
+/* Return num 2^e / den, rounded to the nearest double. */
 static double bn_quotient(bn_rounding *r, const bn_natural *num, const bn_natural *den, ptrdiff_t e)
 {
     uint64_t q;
@@ -225,7 +227,7 @@ static double bn_quotient(bn_rounding *r, const bn_natural *num, const bn_natura
     return bn_double(q, left, e + more);
 }
 
-/* sqrt(num 2^e / den), in which only the 60th bit may be wrong before it is rounded. */
+/* Return sqrt(num 2^e / den): a step of Newton's method makes some 60 bits of it right before it is rounded. */
 static double bn_root(bn_rounding *r, const bn_natural *num, const bn_natural *den, ptrdiff_t e)
 {
     uint64_t q;
@@ -240,7 +242,7 @@ static double bn_root(bn_rounding *r, const bn_natural *num, const bn_natural *d
     return bn_double(q << 11, 0, (e - odd) / 2 + place - 11);
 }
 
-/* A sum of a channel; whether it is negative. */
+/* Load the magnitude of a sum of channel c. Return whether the sum is negative. */
 static int bn_take_sum(const bn_rounding *r, int which, ptrdiff_t c, bn_natural *to)
 {
     const int64_t *limb = r->limbs[which] + c;
@@ -257,7 +259,7 @@ static int bn_take_sum(const bn_rounding *r, int which, ptrdiff_t c, bn_natural 
     return negative;
 }
 
-/* Go on to channel c. */
+/* Load channel c: its counts, its sums, and num. */
 static void bn_channel(bn_rounding *r, ptrdiff_t c)
 {
     const ptrdiff_t C = r->channels;
@@ -284,7 +286,7 @@ static void bn_channel(bn_rounding *r, ptrdiff_t c)
     r->possible = !bn_distance(&r->num, &r->a);
 }
 
-/* count, mean, m2, and what the rounded mean leaves over, of the channel. */
+/* Write count, mean, m2, and the rounding error of the mean of the loaded channel. This overwrites its s and q. */
 static void bn_rounded_parts(bn_rounding *r, double *parts)
 {
     const ptrdiff_t C = r->channels;
@@ -300,7 +302,7 @@ static void bn_rounded_parts(bn_rounding *r, double *parts)
     bn_natural_of((uint64_t)r->values, &r->den);
     mean = bn_quotient(r, &r->s, &r->den, r->at);
     m2 = bn_quotient(r, &r->num, &r->den, r->unit);
-    if (mean < INFINITY) {      /* s 2^at - n mean, over n; s is no longer needed */
+    if (mean < INFINITY) {      /* low = (s 2^at - n mean) / n */
         bn_natural_of(bn_split(mean, &place), &r->c);
         const ptrdiff_t unit = place < r->at ? place : r->at;
         bn_product(&r->den, &r->c, &r->b);
@@ -315,7 +317,8 @@ static void bn_rounded_parts(bn_rounding *r, double *parts)
     parts[3 * C] = low;
 }
 
-/* The variance of the channel, or its root: num 2^unit over values (values - ddof); NaN where that is not above 0. */
+/* Return the variance of the loaded channel, num 2^unit / (values (values - ddof)), or its root. NaN if values - ddof
+ * is not above 0. */
 static double bn_rounded_variance(bn_rounding *r, double ddof, int root)
 {
     ptrdiff_t e;
@@ -337,12 +340,12 @@ static double bn_rounded_variance(bn_rounding *r, double ddof, int root)
     return (root ? bn_root : bn_quotient)(r, &r->num, &r->den, r->unit + place);
 }
 
-/* Memory for the numbers of a channel; whether there is enough. */
+/* Allocate memory for the numbers of a channel. Return whether there is enough. */
 static int bn_begin_rounding(bn_rounding *r)
 {
     const ptrdiff_t apart = 2 * r->first[0] - r->first[1];
     const ptrdiff_t longest = (r->size[0] > r->size[1] ? 2 * r->size[0] : 2 * r->size[1]) + (apart < 0 ? -apart : apart)
-        + 80;   /* more than 2^1074 ddof and two counts take */
+        + 80;   /* digits: more than any ddof, in units of 2^-1074, and two counts need */
     bn_natural *all[] = {&r->s, &r->q, &r->num, &r->den, &r->a, &r->b, &r->c};
     r->memory = (uint32_t *)malloc(7 * (size_t)longest * sizeof *r->memory);
     for (int i = 0; i < 7 && r->memory; i++) {
