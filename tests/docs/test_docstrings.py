@@ -38,7 +38,11 @@ def imported(module):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    result = doctest.testmod(imported(name))
+    module = imported(name)
+    sources = [example.source for found in doctest.DocTestFinder().find(module) for example in found.examples]
+    for library in set(re.findall(r"^(?:import|from) (\w+)", "".join(sources), re.MULTILINE)):
+        pytest.importorskip(library, reason=f"not installed: {library}")
+    result = doctest.testmod(module)
     assert result.attempted and not result.failed
 
 
