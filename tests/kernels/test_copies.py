@@ -10,8 +10,8 @@ import pytest
 import bnorm
 from bnorm.kernels.cpu.entries import contiguous, copy_into
 
-DTYPES = ["float16", ml_dtypes.bfloat16, "float32", "float64", "uint8", "int64", "bool", "complex64"]
-SHAPES = [(33, 47), (64, 16), (3, 200), (200, 3), (5, 17, 31), (2, 3, 16, 33), (130,), (), (0, 4), (7, 0, 2)]
+DTYPES = ["uint8", "float16", "float32", "float64"]  # one of each size
+SHAPES = [(33, 47), (64, 16), (3, 200), (200, 3), (5, 17, 31), (2, 3, 16, 18), (130,), (), (0, 4), (7, 0, 2)]
 
 
 @pytest.fixture(params=[1, 3], ids="threads={}".format)
@@ -37,7 +37,7 @@ def views(a):
         yield np.moveaxis(a, 0, -1)
         yield np.moveaxis(a, -1, 0)[..., None]
     yield np.broadcast_to(a[None], (3, *a.shape))
-    yield np.broadcast_to(a[..., None], (*a.shape, 20))
+    yield np.broadcast_to(a[..., None], (*a.shape, 3))
 
 
 def within(memory, shape, turned, slices):
@@ -55,7 +55,7 @@ def backwards(n):
     return slice(2 * n, 0, -2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_strides(shape, dtype, threads):
     for a in views(numbered(shape, dtype)):
@@ -77,9 +77,11 @@ def test_large_arrays_are_shared_by_threads(shape, threads):
         np.testing.assert_array_equal(contiguous(turned), turned)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "complex128", "U3", object, "M8[s]"])
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, "int64", "bool", "complex64", ">f4", "complex128", "U3", object, "M8[s]"], ids=str
+)
 def test_other_types(dtype):
-    """They are left to NumPy."""
+    """The last ones are left to NumPy."""
     a = numbered((5, 6), "uint8").astype(dtype).T
     copy = contiguous(a)
     assert copy.flags.c_contiguous and copy.dtype == a.dtype.newbyteorder("=")
