@@ -169,9 +169,10 @@ def _of_positions(name: str, a: Array, layout: Layout, dtype: Any) -> Array:
 
 def dense(a: Array, dtype: Any) -> Array:
     """Return `a` as kernels read it, with this dtype, contiguous and aligned; `a` itself if it already is."""
-    if a.dtype != dtype:
-        return a.astype(dtype, order="C")
-    return a if _plain(a) else contiguous(a) if type(a) is ndarray else a.astype(dtype, order="C")
+    same = a.dtype == dtype
+    if same and _plain(a):
+        return a
+    return contiguous(a) if same and type(a) is ndarray else a.astype(dtype, order="C")
 
 
 def writeable(a: Array) -> bool:
