@@ -37,7 +37,7 @@ def merge(rows: int) -> engines.Measured:
     for n in (10, 100, 1000, 10_000):
         parts = rng.random((n, 4, FEATURES))
         parts[:, 0], parts[:, 3] = ROWS, 0
-        items = [Moments.from_parts(part) for part in parts]
+        items = [Moments._from_parts(part) for part in parts]
         took = median(seconds(lambda items=items: Moments.merge(items)) for _ in range(5))
         depth = str(ceil(log2(n)))
         table.append([f"{n:,}", depth, f"{took:.3g}", f"{took / n * 1e6:.3g}", f"{accuracy(n, rng):.1e}"])

@@ -130,9 +130,9 @@ def part_of(options: Options, i: int, item: Any) -> Part:
     if options.axis not in (1, -1):
         raise ValueError(f"{who}: axis: expected 1, that of the columns, for a table, got {options.axis!r}")
     found = [_of_array(f"{who}: column {name!r}", x, (), weight, options) for name, x in columns.items()]
-    moments = Moments.beside(m for m, _ in found)
+    moments = Moments._beside(m for m, _ in found)
     differences = [d for _, d in found if d is not None]
-    return Part(moments, Moments.beside(differences) if differences else None, tuple(columns))
+    return Part(moments, Moments._beside(differences) if differences else None, tuple(columns))
 
 
 def unpacked(who: str, item: Any, integers: bool = False) -> tuple[Any, Any]:

@@ -4,6 +4,8 @@ A sum of integers does not depend on the order of additions. So exact moments do
 on how they were cut into batches, on threads or on machines. They can be subtracted too.
 """
 
+from __future__ import annotations
+
 from typing import Any, Self
 
 import numpy as np
@@ -35,7 +37,7 @@ class ExactMoments(Moments):
 
     _counts: ndarray  # (4, C): the number of values, and how many of them are NaN, infinity, minus infinity
     _sums: tuple[Integers, Integers]  # the sums of the finite values, and of their squares
-    _rounded: ndarray | None  # `parts`, once they were computed
+    _rounded: ndarray | None  # `_parts`, once computed
 
     def __init__(self, counts: ndarray, values: Integers, squares: Integers) -> None:
         counts.flags.writeable = False
@@ -45,7 +47,7 @@ class ExactMoments(Moments):
     exact = True
 
     @property
-    def infinite(self) -> bool:
+    def _infinite(self) -> bool:
         """Whether any value is infinite."""
         return bool(self._counts[2:].any())
 
@@ -80,19 +82,19 @@ class ExactMoments(Moments):
 
     def rounded(self) -> Moments:
         """Return plain moments of the same values: count, mean and m2 as float64."""
-        return Moments.from_parts(self._parts.copy(), self._shape, self._extremes)
+        return Moments._from_parts(self._parts.copy(), self._shape, self._extremes)
 
-    def shaped(self, shape: tuple[int, ...]) -> "ExactMoments":
+    def _shaped(self, shape: tuple[int, ...]) -> ExactMoments:
         """Return the same moments in another shape, with as many channels."""
         return ExactMoments(self._counts, *self._sums)._of(shape, self._extremes)
 
-    def picked(self, channels: Any) -> "ExactMoments":
+    def _picked(self, channels: Any) -> ExactMoments:
         """Return the moments of some channels, given by their flat indices, along one axis."""
         sums = (Integers.combined([Integers(first, limbs[:, channels].copy())], [1]) for first, limbs in self._sums)
         picked = ExactMoments(self._counts[:, channels].copy(), *sums)
         return picked._of(picked._shape, None if self._extremes is None else self._extremes[:, channels])
 
-    def scaled(self, scale: float) -> "ExactMoments":
+    def scaled(self, scale: float) -> ExactMoments:
         """Return the exact moments of all values times a positive number; the products are not rounded."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         p, q = scale.as_integer_ratio()
@@ -123,11 +125,11 @@ class ExactMoments(Moments):
         return self
 
     @classmethod
-    def _merged(cls, items: "list[Any]") -> "ExactMoments":
-        return cls.combined(items, [1] * len(items))
+    def _merged(cls, items: list[Any]) -> ExactMoments:
+        return cls._combined(items, [1] * len(items))
 
     @classmethod
-    def combined(cls, items: "list[ExactMoments]", factors: list[int]) -> "ExactMoments":
+    def _combined(cls, items: list[ExactMoments], factors: list[int]) -> ExactMoments:
         """Return the moments of the values of all items together; an item counts as often as its factor says."""
         most = sum(factor * int(item._counts[0].max(initial=0)) for item, factor in zip(items, factors, strict=True))
         if most > MOST:
@@ -139,11 +141,11 @@ class ExactMoments(Moments):
         return cls(counts, values, squares)
 
     @classmethod
-    def _beside(cls, items: "list[Any]") -> "ExactMoments":
+    def _joined(cls, items: list[Any]) -> ExactMoments:
         sums = [Integers.beside([item._sums[which] for item in items]) for which in range(2)]
         return cls(np.concatenate([item._counts for item in items], axis=1), *sums)
 
-    def __sub__(self, other: object) -> "ExactMoments":
+    def __sub__(self, other: object) -> ExactMoments:
         if not isinstance(other, Moments):
             return NotImplemented
         if not isinstance(other, ExactMoments):
@@ -151,7 +153,7 @@ class ExactMoments(Moments):
         if self._shape != other._shape:
             mine, others = (s[0] if len(s) == 1 else s for s in (self._shape, other._shape))
             raise ValueError(f"Moments: expected {mine} channels to subtract, got {others}")
-        left = self.combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be subtracted
+        left = self._combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be subtracted
         c = impossible(left._counts, left._sums)
         if c >= 0:
             raise ValueError(
@@ -177,10 +179,10 @@ class ExactMoments(Moments):
         return f"{super().__repr__()[:-1]}, exact=True)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.stored(), self._shape, self._extremes)
+        return _restored, (type(self), self._stored(), self._shape, self._extremes)
 
-    def stored(self) -> dict[str, ndarray]:
-        """Return small int64 arrays, from which `restored` makes these moments again."""
+    def _stored(self) -> dict[str, ndarray]:
+        """Return small int64 arrays, from which `_from_stored` makes these moments again."""
         (a, values), (b, squares) = ((integers.first, integers.packed()) for integers in self._sums)
         if max(abs(a), abs(b), len(values), len(squares)) >= STORED:
             raise ValueError(
@@ -190,8 +192,8 @@ class ExactMoments(Moments):
         return {"counts": self._counts, "first": np.array([a, b]), "values": values, "squares": squares}
 
     @classmethod
-    def restored(cls, arrays: dict[str, ndarray]) -> Self:
-        """Return the moments of a result of `stored`; ValueError if the arrays cannot be one."""
+    def _from_stored(cls, arrays: dict[str, ndarray]) -> Self:
+        """Return the moments of a result of `_stored`; ValueError if the arrays cannot be one."""
         counts, first, values, squares = (np.asarray(arrays[key]) for key in ("counts", "first", "values", "squares"))
         sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < STORED
         for a in (counts, first, values, squares):
@@ -230,7 +232,7 @@ def of_block(block: Any, w: ndarray | None, skipna: bool) -> ExactMoments:
         _moments_of(kernels.exact_sums(block, kernels.asarray(mask)), int(np.count_nonzero(mask)), skipna)
         for mask in masks
     ]
-    return ExactMoments.combined(items, [1 << bit for bit in planes] or [1])
+    return ExactMoments._combined(items, [1 << bit for bit in planes] or [1])
 
 
 def _moments_of(sums: tuple[Any, ...], count: int, skipna: bool) -> ExactMoments:
@@ -276,5 +278,5 @@ def _restored(
     shape: tuple[int, ...] | None = None,
     extremes: ndarray | None = None,
 ) -> ExactMoments:
-    found = cls.restored(arrays)
+    found = cls._from_stored(arrays)
     return found._of(found._shape if shape is None else shape, extremes)

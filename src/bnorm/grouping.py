@@ -46,7 +46,7 @@ def moments(
         w, _ = checks.weights(who, weight, layout, ndarray, keep=False)
         w = view.dense(w, np.float64)
     try:
-        return Moments.from_parts(kernels.moments(block, codes, n, w, skipna))
+        return Moments._from_parts(kernels.moments(block, codes, n, w, skipna))
     except IndexError:
         raise ValueError(
             f"{who}: groups: expected codes from -1 to {n - 1}, that is n_groups - 1, "

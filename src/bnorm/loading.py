@@ -43,17 +43,17 @@ def _moments(config: container.Config, entries: Any) -> Moments:
     arrays = {name: entry.array() for name, entry in entries.items()}
     shape, extremes = tuple(config["shape"]), arrays.pop("extremes", None)
     if config["exact"]:
-        found: Moments = ExactMoments.restored(arrays).shaped(shape)
+        found: Moments = ExactMoments._from_stored(arrays)._shaped(shape)
     else:
         count, mean, m2, low = arrays.pop("parts")
         Moments(count, mean, m2)  # refuses numbers that no values can have
-        found = Moments.from_parts(np.stack([count, mean, m2, low]), shape)
+        found = Moments._from_parts(np.stack([count, mean, m2, low]), shape)
     if arrays and not config["exact"]:
         raise ValueError(f"arrays without a place: {sorted(arrays)}")
     width = prod(shape)
     if found.count.shape != shape or (extremes is not None and extremes.shape != (2, width)):
         raise ValueError(f"shape {shape} beside {found.count.shape}")
-    return found if extremes is None else found.with_extremes(extremes)
+    return found if extremes is None else found._of(found.shape, extremes)
 
 
 RESTORED: dict[str, Callable[..., Any]] = {

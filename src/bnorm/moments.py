@@ -5,6 +5,8 @@ the mean is far from zero. The rounding error of the float64 mean is kept in a s
 million standard deviations away from zero it affects the twelfth digit of the variance.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -50,7 +52,7 @@ class Moments:
 
     exact: bool = False  # whether count and sums are kept as integers, as in bnorm.exact
 
-    _parts: ndarray  # (4, C): count, mean, m2, and the rounding error of the mean
+    _parts: ndarray  # (4, C): count, mean, m2, and low; mean + low has more digits than float64 has
     _shape: tuple[int, ...]  # the shape of count, mean and m2, of C values in all
     _extremes: ndarray | None  # (2, C): the least and the greatest value, if they were recorded
 
@@ -67,11 +69,11 @@ class Moments:
         if (vectors[2] < 0).any():
             raise ValueError(f"Moments: m2: expected no negative values, got {vectors[2]}")
         stacked = np.stack([*vectors, np.zeros_like(vectors[0])])
-        self._parts = self.from_parts(stacked.reshape(4, vectors[0].size))._parts
+        self._parts = self._from_parts(stacked.reshape(4, vectors[0].size))._parts
         self._shape, self._extremes = vectors[0].shape, None
 
     @classmethod
-    def from_parts(cls, parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None) -> Self:
+    def _from_parts(cls, parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None) -> Self:
         """Return moments of the (4, C) or (4, G, C) array of count, mean, m2 and low that kernels return.
 
         The array becomes read-only. shape: of count, mean and m2, if it is not that of a row of parts. extremes: the
@@ -89,7 +91,7 @@ class Moments:
         return self
 
     @classmethod
-    def merge(cls, items: Iterable["Moments"]) -> Self:
+    def merge(cls, items: Iterable[Moments]) -> Self:
         """Return the moments of all values together.
 
         Parameters
@@ -132,55 +134,51 @@ class Moments:
         return type(items[0])._merged(items)._of(items[0]._shape, _outermost(items))  # type: ignore[return-value]
 
     @classmethod
-    def beside(cls, items: Iterable["Moments"]) -> "Moments":
+    def _beside(cls, items: Iterable[Moments]) -> Moments:
         """Return moments of the channels of all items, one after the other, along one axis."""
         items = list(items)
         if len(items) == 1:
-            return items[0].shaped((items[0]._width,))
+            return items[0]._shaped((items[0]._width,))
         found = [item._extremes for item in items if item._extremes is not None]
         extremes = np.concatenate(found, axis=1) if found else None
-        return type(items[0])._beside(items)._of((sum(item._width for item in items),), extremes)
+        return type(items[0])._joined(items)._of((sum(item._width for item in items),), extremes)
 
     @classmethod
-    def _merged(cls, items: list["Moments"]) -> "Moments":
-        return cls.from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
+    def _merged(cls, items: list[Moments]) -> Moments:
+        return cls._from_parts(BACKENDS[type(items[0]._parts)].merge([item._parts for item in items]))
 
     @classmethod
-    def _beside(cls, items: list["Moments"]) -> "Moments":
-        return cls.from_parts(np.concatenate([item._parts for item in items], axis=1))
+    def _joined(cls, items: list[Moments]) -> Moments:
+        return cls._from_parts(np.concatenate([item._parts for item in items], axis=1))
 
     def _of(self, shape: tuple[int, ...], extremes: ndarray | None) -> Self:
         """Set the shape and the extremes of these moments, which must be new and not yet in use, and return them."""
         self._shape, self._extremes = shape, extremes
         return self
 
-    def with_extremes(self, extremes: ndarray) -> Self:
-        """Set the least and the greatest values, (2, C), of these moments, which must be new, and return them."""
-        return self._of(self._shape, extremes)
-
-    def shaped(self, shape: tuple[int, ...]) -> "Moments":
+    def _shaped(self, shape: tuple[int, ...]) -> Moments:
         """Return the same moments in another shape, with as many channels."""
-        return self.from_parts(self._parts, shape, self._extremes)
+        return self._from_parts(self._parts, shape, self._extremes)
 
-    def picked(self, channels: Any) -> "Moments":
+    def _picked(self, channels: Any) -> Moments:
         """Return the moments of some channels, given by their flat indices, along one axis."""
         extremes = None if self._extremes is None else self._extremes[:, channels]
-        return self.from_parts(self._parts[:, channels].copy(), None, extremes)  # in C order
+        return self._from_parts(self._parts[:, channels].copy(), None, extremes)  # in C order
 
     @np.errstate(all="ignore")
-    def scaled(self, scale: float) -> "Moments":
+    def scaled(self, scale: float) -> Moments:
         """Return the moments of all values times a positive number. Each statistic is rounded once more."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
-        return self.from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
+        return self._from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
 
     @np.errstate(all="ignore")
-    def weighing(self, weight: ndarray) -> "Moments":
+    def _weighing(self, weight: ndarray) -> Moments:
         """Return the moments of the same values, each with the weight of its channel, finite and not negative."""
         parts = np.where(weight > 0, self._parts, 0.0)
         parts[[_COUNT, _M2]] *= weight
         extremes = None if self._extremes is None else np.where(weight > 0, self._extremes, np.nan)
-        return self.from_parts(parts, self._shape, extremes)
+        return self._from_parts(parts, self._shape, extremes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -191,11 +189,6 @@ class Moments:
     def _width(self) -> int:
         channels: int = self._parts.shape[1]
         return channels
-
-    @property
-    def parts(self) -> ndarray:
-        """count, mean, m2, low, in one array. mean + low is the mean with more digits than float64 has."""
-        return self._parts if len(self._shape) == 1 else self._parts.reshape(4, *self._shape)
 
     @property
     def count(self) -> ndarray:
@@ -248,9 +241,9 @@ class Moments:
         if type(self._parts) is kind:
             return self
         extremes = None if self._extremes is None else moved(self._extremes, kind)
-        return self.from_parts(moved(self._parts, kind), self._shape, extremes)
+        return self._from_parts(moved(self._parts, kind), self._shape, extremes)
 
-    def __add__(self, other: object) -> "Moments":
+    def __add__(self, other: object) -> Moments:
         if not isinstance(other, Moments):
             return NotImplemented
         if self.exact or other.exact:
@@ -258,13 +251,13 @@ class Moments:
         mine, others = self._parts, other._parts
         plain = self._extremes is None and other._extremes is None
         if plain and type(mine) is type(others) and self._shape == other._shape:
-            return Moments.from_parts(BACKENDS[type(mine)].merge([mine, others]), self._shape)
+            return Moments._from_parts(BACKENDS[type(mine)].merge([mine, others]), self._shape)
         return Moments.merge([self, other])
 
-    def __radd__(self, other: object) -> "Moments":
+    def __radd__(self, other: object) -> Moments:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
-    def __sub__(self, other: object) -> "Moments":
+    def __sub__(self, other: object) -> Moments:
         if not isinstance(other, Moments):
             return NotImplemented
         raise TypeError(
@@ -281,7 +274,7 @@ class Moments:
         mine, others = (moved(item._parts, ndarray) for item in (self, other))
         return self._alike(other) and np.array_equal(mine, others, equal_nan=True)
 
-    def _alike(self, other: "Moments") -> bool:
+    def _alike(self, other: Moments) -> bool:
         """Whether shapes and extremes are equal."""
         mine, others = (None if m._extremes is None else moved(m._extremes, ndarray) for m in (self, other))
         if self._shape != other._shape or mine is None or others is None:
@@ -305,13 +298,13 @@ class Moments:
         """
         from bnorm.files import container  # it takes a while to import
 
-        arrays = self.stored()
+        arrays = self._stored()
         if self._extremes is not None:
             arrays["extremes"] = moved(self._extremes, ndarray)
         config = {"class": "Moments", "exact": self.exact, "shape": list(self._shape)}
         container.write("Moments", path, config, arrays)
 
-    def stored(self) -> dict[str, ndarray]:
+    def _stored(self) -> dict[str, ndarray]:
         """Return the arrays that represent these moments in a file, without extremes."""
         return {"parts": moved(self._parts, ndarray)}
 
@@ -380,7 +373,7 @@ def _restored(
     cls: type[Moments], parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None
 ) -> Moments:
     found = None if extremes is None else devices.owned(extremes.copy())
-    return cls.from_parts(devices.owned(parts.copy()), shape, found)  # copies, as a pickle may give a memory map
+    return cls._from_parts(devices.owned(parts.copy()), shape, found)  # copies, as a pickle may give a memory map
 
 
 def _vector(name: str, value: ArrayLike, kind: type | None = None) -> ndarray:

@@ -42,9 +42,9 @@ def moments(
         x = checks.array(who, x, integers=True)
         block, layout = view.channels(x, checks.channel_axis(who, axis, x.shape))
         if weight is None:
-            m = Moments.from_parts(BACKENDS[type(x)].moments(block, None, skipna))
+            m = Moments._from_parts(BACKENDS[type(x)].moments(block, None, skipna))
         else:
-            m = Moments.from_parts(_weighted(who, block, layout, weight, skipna))
+            m = Moments._from_parts(_weighted(who, block, layout, weight, skipna))
     return m if scale == 1.0 else m.scaled(scale)
 
 
@@ -87,7 +87,7 @@ def of_axes(who: str, x: Any, axes: Shape, weight: Any, skipna: bool, in_integer
     if x.size and not in_integers and w.size * view.LONG <= prod(x.shape[axis] for axis in reduced):
         each = of_axes(who, x, own + axes, None, skipna, False, minmax)  # moments of the values of equal weight
         every = w.astype(np.float64).reshape(-1).repeat(prod(x.shape[axis] for axis in axes))
-        return over_leading(each.weighing(every), len(own))
+        return over_leading(each._weighing(every), len(own))
     w = np.broadcast_to(w, [x.shape[axis] for axis in reduced])
     return _in_blocks(x, axes, w, skipna, in_integers, minmax)
 
@@ -100,11 +100,11 @@ def over_leading(m: Moments, axes: int) -> Moments:
         raise ValueError("expected at least one set of moments, got none")
     while n > 1:
         half = n // 2 * channels
-        parts = [m.picked(slice(0, half)) + m.picked(slice(half, 2 * half))]
+        parts = [m._picked(slice(0, half)) + m._picked(slice(half, 2 * half))]
         if n % 2:
-            parts.append(m.picked(slice(2 * half, None)))
-        m, n = Moments.beside(parts), n - n // 2
-    return m.shaped(shape)
+            parts.append(m._picked(slice(2 * half, None)))
+        m, n = Moments._beside(parts), n - n // 2
+    return m._shaped(shape)
 
 
 def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
@@ -116,7 +116,7 @@ def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
     alone = [[items[i] for i in parts[(0,) * k + (slice(None),)].reshape(n, -1)[:, 0]] for k, n in enumerate(grid)]
     cuts = [[part.shape[k] for part in some] for k, some in enumerate(alone)]
     shape = tuple(map(sum, cuts))
-    beside = Moments.beside(items)
+    beside = Moments._beside(items)
     if len(items) > 1:
         positions, starts = np.arange(prod(shape)).reshape(shape), [np.cumsum([0, *some]) for some in cuts]
         order = np.concatenate(
@@ -125,8 +125,8 @@ def assembled(items: Sequence[Moments], grid: Shape) -> Moments:
                 for place in np.ndindex(*map(len, cuts))
             ]
         )
-        beside = beside.picked(np.argsort(order))
-    return beside.shaped(shape)
+        beside = beside._picked(np.argsort(order))
+    return beside._shaped(shape)
 
 
 def _of_blocks(
@@ -143,7 +143,7 @@ def _of_blocks(
         if weight is not None:
             weight = engine.aligned(who, "weight", weight, x, axes)
         found = engine.reduced(of_block, Moments.merge, x, axes, weight)
-    return Moments.beside(found) if len(axes) == 1 else assembled(found, tuple(x.numblocks[axis] for axis in axes))
+    return Moments._beside(found) if len(axes) == 1 else assembled(found, tuple(x.numblocks[axis] for axis in axes))
 
 
 def _of_one(
@@ -168,8 +168,8 @@ def _in_blocks(x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool
         for block, w in blocks:
             tree.add(_of_block(block, w, skipna, in_integers, minmax))
         found.append(tree.result())
-    m = Moments.beside(found)
-    return (m if order is None else m.picked(order)).shaped(shape)
+    m = Moments._beside(found)
+    return (m if order is None else m._picked(order))._shaped(shape)
 
 
 def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
@@ -179,11 +179,11 @@ def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool)
         if minmax and block.dtype.kind in "iu" and block.itemsize > 2:
             block = block.astype(np.float64)
     else:
-        m = Moments.from_parts(kernels.moments(block, w, skipna))
+        m = Moments._from_parts(kernels.moments(block, w, skipna))
     if not minmax:
         return m
     extremes = kernels.extremes(block, None if w is None else w.astype(np.float64, copy=False), skipna)
-    return m.with_extremes(extremes)
+    return m._of(m.shape, extremes)
 
 
 def _weights(who: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> Any:

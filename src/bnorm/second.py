@@ -3,6 +3,8 @@
 It is computed in float64, on the CPU, whatever the type of x.
 """
 
+from __future__ import annotations
+
 from typing import Any, Literal, overload
 
 import numpy as np

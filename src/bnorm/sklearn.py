@@ -262,7 +262,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         n = self._vector("partial_fit", "n_samples_seen_", x, size)
         mean = self._vector("partial_fit", "mean_", x, size) if self.mean_ is not None else np.zeros_like(n)
         var = self._vector("partial_fit", "var_", x, size) if self.var_ is not None else np.zeros_like(n)
-        return Moments.from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
+        return Moments._from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
     def _forward(self, x: Any) -> ndarray:
         """Return the rows mean, var, rstd, scale, shift for the kernels: y = (x - mean) scale + shift."""
@@ -350,7 +350,7 @@ def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any
 
 
 def _moments(x: ndarray, weight: ndarray | None) -> Moments:
-    return Moments.from_parts(Dense(x).parts(weight))
+    return Moments._from_parts(Dense(x).parts(weight))
 
 
 @np.errstate(all="ignore")

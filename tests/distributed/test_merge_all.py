@@ -27,13 +27,13 @@ def same_statistics(got, want):
 @pytest.mark.parametrize("n", CUTS)
 def test_moments_of_all_ranks_are_those_of_all_values(n):
     given = [F.moments(part) for part in shares(n)]
-    before = [m.parts.copy() for m in given]
+    before = [m._parts.copy() for m in given]
     merged = all_of(n, lambda rank, comm: merge_all(given[rank], comm))
     same_statistics(merged[0], F.moments(X))
     assert all(m == merged[0] for m in merged)  # to the bit, on every rank
     assert all(m is not one for m in merged for one in given)
     for m, parts in zip(given, before, strict=True):
-        np.testing.assert_array_equal(m.parts, parts)
+        np.testing.assert_array_equal(m._parts, parts)
 
 
 @pytest.mark.parametrize("n", [2, 5])

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import bnorm
+from bnorm.exact import ExactMoments
 
+ROOT = Path(__file__).parents[2]
 SRC = Path(bnorm.__file__).parent
 MODULES = sorted(
     ".".join(("bnorm", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
@@ -54,3 +56,12 @@ def test_every_parameter_is_described(module, name):
     described = text.partition("Parameters\n")[2]
     for parameter in inspect.signature(thing).parameters:
         assert re.search(rf"^(\w+, )*\**{parameter}(, \w+)*( :|$)", described, re.MULTILINE), parameter
+    assert "_typing" not in str(inspect.signature(thing)), "help would print what NumPy means by ArrayLike"
+
+
+@pytest.mark.parametrize("cls", [bnorm.Moments, ExactMoments], ids=lambda cls: cls.__name__)
+def test_help_lists_the_methods_of_moments_that_the_documentation_has(cls):
+    page = (ROOT / "docs" / "api" / "functional.rst").read_text(encoding="utf-8")
+    listed = {name for names in re.findall(r"Moments\n +:members: (.*)", page) for name in names.split(", ")}
+    own = {name for name in vars(cls) if not name.startswith("_")}
+    assert own and own <= listed

@@ -301,7 +301,7 @@ def test_moments_of_float32_are_as_exact_as_of_float64(n, offset, layout):
     mean, var, _ = exact(table.astype("float64"), 0)
     x, axis = layout(table)
     m = F.moments(x, axis=axis)
-    of_mean = m.parts[1].astype(np.longdouble) + m.parts[3]
+    of_mean = m._parts[1].astype(np.longdouble) + m._parts[3]
     assert_close(of_mean, mean, 1e-14 * np.sqrt(var), n=n, offset=offset, layout=layout.__name__)
     assert_close(m.var(), var, 1e-14 * var, n=n, offset=offset, layout=layout.__name__)
 

@@ -104,7 +104,7 @@ class Exact(Restored):
 
     def disturb(self, original):
         """Moments are not changed; what carries them may be."""
-        for a in original.stored().values():
+        for a in original._stored().values():
             if a.flags.writeable:
                 a[...] = 7
 

@@ -28,7 +28,7 @@ def table(n, seed=0, features=2):
 
 def take(s, x, weight=None):
     """One more batch."""
-    s.move(moments(x, weight=weight, skipna=True).parts, rows=len(x))
+    s.move(moments(x, weight=weight, skipna=True)._parts, rows=len(x))
 
 
 def take_fading(s, x, halflife, ddof):
@@ -37,7 +37,7 @@ def take_fading(s, x, halflife, ddof):
     seen = ~np.isnan(x)
     m = moments(x, weight=w, skipna=True)
     pairs = (seen * w[:, None]).sum(0) ** 2 - (seen * (w * w)[:, None]).sum(0)
-    s.move(m.parts, seen.sum(0).astype(float), pairs, np.full(x.shape[1], float(s.rows + len(x))), rows=len(x))
+    s.move(m._parts, seen.sum(0).astype(float), pairs, np.full(x.shape[1], float(s.rows + len(x))), rows=len(x))
 
 
 def weighted(x, w, ddof=0, square=None):
@@ -157,20 +157,20 @@ def test_average_of_all_weight_on_the_newest():
 
 def test_average_leaves_out_what_was_not_seen():
     s = begun(0.5)
-    s.move(Moments([2, 0], [1.0, 0.0], [2.0, 0.0]).parts)
-    s.move(Moments([0, 2], [0.0, 4.0], [0.0, 2.0]).parts)
+    s.move(Moments([2, 0], [1.0, 0.0], [2.0, 0.0])._parts)
+    s.move(Moments([0, 2], [0.0, 4.0], [0.0, 2.0])._parts)
     assert (s.mean.tolist(), s.var.tolist(), s.weight.tolist()) == ([1, 4], [1, 1], [0.5, 1])
-    s.move(Moments([1, 0], [7.0, 0.0], [0.0, 0.0]).parts)
+    s.move(Moments([1, 0], [7.0, 0.0], [0.0, 0.0])._parts)
     assert s.mean[0] == pytest.approx((0.25 * 1 + 7) / 1.25, rel=1e-15)
 
 
 def test_a_settled_average_gives_each_batch_momentum():
     s = begun(0.1)
-    s.begin(moments(np.zeros((1000, 2))).parts, 1000)
-    s.move(moments(np.full((5, 2), 50.0)).parts)
+    s.begin(moments(np.zeros((1000, 2)))._parts, 1000)
+    s.move(moments(np.full((5, 2), 50.0))._parts)
     assert s.mean.tolist() == [5, 5]
     s.momentum = 0.5
-    s.move(moments(np.full((5, 2), 15.0)).parts)
+    s.move(moments(np.full((5, 2), 15.0))._parts)
     assert s.mean.tolist() == [10, 10]
 
 
@@ -215,7 +215,7 @@ def test_the_arrays_are_moved_in_place():
     assert s.mean is mean
     np.testing.assert_array_equal(mean, moments(table(9)).mean)
     mean[:] = 0  # as seen at the next batch
-    s.move(Moments([9, 9], [2.0, 2.0], [0.0, 0.0]).parts)
+    s.move(Moments([9, 9], [2.0, 2.0], [0.0, 0.0])._parts)
     np.testing.assert_allclose(mean, 1)
 
 
@@ -402,7 +402,7 @@ def test_a_later_step_that_cannot_be_taken_leaves_all_as_it_was():
     for x in (table(3, seed=1), np.full((2, 2), 1e308) * [[1], [-1]]):
         w = 0.5 ** (np.arange(len(x) - 1, -1, -1.0) / 4)
         pairs = np.full(2, w.sum() ** 2 - (w**2).sum())
-        steps.append(Step(moments(x, weight=w).parts, len(x), np.full(2, float(len(x))), pairs, np.zeros(2)))
+        steps.append(Step(moments(x, weight=w)._parts, len(x), np.full(2, float(len(x))), pairs, np.zeros(2)))
     with pytest.raises(TooLarge):
         s.learn(steps)
     for name, a in s.arrays().items():

@@ -169,7 +169,7 @@ def test_weights_moments_and_inference(cupy):
                 else (cupy.asarray(x), cupy.asarray(w[:10]), cupy.asarray(w[10:])),
             )
         )
-        same(cupy, device_m.parts[:3], m.parts[:3])
+        same(cupy, device_m._parts[:3], m._parts[:3])
         same(cupy, device_m.var(1), m.var(1))
         assert device_m.to("cpu").to("cuda") == device_m and repr(device_m)[:30] == repr(m)[:30]
         assert pickle.loads(pickle.dumps(device_m)) == device_m

@@ -19,10 +19,10 @@ NAN = float("nan")
 
 
 def same_moments(got, want):
-    assert type(got.parts) is fake_cupy.ndarray
-    size = np.abs(np.nan_to_num(want.parts, posinf=0, neginf=0)).max(initial=1.0)
-    assert_close(got.parts.host[:3], want.parts[:3], 1e-13 * size)
-    assert np.isfinite(got.parts.host[3]).all() == np.isfinite(want.parts[3]).all()
+    assert type(got._parts) is fake_cupy.ndarray
+    size = np.abs(np.nan_to_num(want._parts, posinf=0, neginf=0)).max(initial=1.0)
+    assert_close(got._parts.host[:3], want._parts[:3], 1e-13 * size)
+    assert np.isfinite(got._parts.host[3]).all() == np.isfinite(want._parts[3]).all()
 
 
 @needs_emulator
@@ -40,7 +40,7 @@ def test_moments(cupy):
     assert a == F.moments(there(X[:5])) and a != b and a != 3
     assert repr(want)[:30] == repr(total)[:30]
     again = pickle.loads(pickle.dumps(a))
-    assert again == a and type(again.parts) is cupy.ndarray
+    assert again == a and type(again._parts) is cupy.ndarray
 
 
 @needs_emulator

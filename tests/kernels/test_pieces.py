@@ -82,8 +82,8 @@ def test_a_batch_in_parts(kernels, act, weighted):
     parts = [slice(0, 20), slice(20, 21), slice(21, 90)]
     of = [None if weight is None else weight[rows] for rows in parts]
     merged = Moments.merge(
-        Moments.from_parts(kernels.moments(x[rows], w)) for rows, w in zip(parts, of, strict=True)
-    ).parts
+        Moments._from_parts(kernels.moments(x[rows], w)) for rows, w in zip(parts, of, strict=True)
+    )._parts
     found = kernels.finish(merged, gamma, beta, 1e-5)
     assert_close(found, stats, 1e-14 * np.maximum(1, np.abs(stats)))
     sums = sum(kernels.grad_moments(dy[rows], x[rows], found, w, act) for rows, w in zip(parts, of, strict=True))

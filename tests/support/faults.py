@@ -48,8 +48,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         (
             "exact moments are added instead of subtracted",
             "exact.py",
-            "self.combined([self, other], [1, -1])",
-            "self.combined([self, other], [1, 1])",
+            "self._combined([self, other], [1, -1])",
+            "self._combined([self, other], [1, 1])",
             "tests/functional/test_exact.py tests/transformer/test_exact.py",
         ),
         (

@@ -55,7 +55,7 @@ def beside(pieces: Sequence[Piece]) -> Piece:
     if steps:
         steps = [Step(np.concatenate([piece.steps[0].parts for piece in pieces], axis=1), rows)]
     if sums is not None:
-        sums = Moments.beside([piece.sums for piece in pieces])
+        sums = Moments._beside([piece.sums for piece in pieces])
     if missing is not None:
         missing = np.concatenate([piece.missing for piece in pieces])
     return Piece(rows, steps, sums, np.concatenate([piece.extremes for piece in pieces], axis=1), missing)

@@ -163,8 +163,8 @@ class Reading(Partitions):
         for wide, table in self._tables(batch):
             widths += wide
             if table is not None:
-                found.append(table.exact(weight) if self.exact else Moments.from_parts(table.parts(weight)))
-        moments = Moments.beside(found) if found else empty(self.exact, 0)
+                found.append(table.exact(weight) if self.exact else Moments._from_parts(table.parts(weight)))
+        moments = Moments._beside(found) if found else empty(self.exact, 0)
         total = float(batch.num_rows if weight is None else weight.sum())
         return Sums(self.columns, tuple(widths), moments, batch.num_rows, total)
 

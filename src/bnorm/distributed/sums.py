@@ -61,11 +61,11 @@ class Sums(NamedTuple):
             n = _features(width)
             places += range(start, start + n) if mine == width else [none] * n
             start += _features(mine)
-        return Moments.beside([self.moments, empty(self.moments.exact, 1)]).picked(places)
+        return Moments._beside([self.moments, empty(self.moments.exact, 1)])._picked(places)
 
     def to_bytes(self) -> bytes:
         about = {"columns": self.columns, "widths": self.widths, "rows": self.rows, "weight": self.weight}
-        return container.dumped({"class": CLASS, "exact": self.moments.exact, **about}, self.moments.stored())
+        return container.dumped({"class": CLASS, "exact": self.moments.exact, **about}, self.moments._stored())
 
     @classmethod
     def from_bytes(cls, who: str, data: bytes) -> Self:
@@ -75,7 +75,7 @@ class Sums(NamedTuple):
         try:
             if config["class"] != CLASS:
                 raise ValueError(config["class"])
-            moments = ExactMoments.restored(arrays) if config["exact"] else _plain(arrays["parts"])
+            moments = ExactMoments._from_stored(arrays) if config["exact"] else _plain(arrays["parts"])
             columns, widths = tuple(map(str, config["columns"])), tuple(map(int, config["widths"]))
             if len(columns) != len(widths) or sum(map(_features, widths)) != len(moments.count):
                 raise ValueError(f"widths {widths}")
@@ -114,7 +114,7 @@ def empty(exact: bool, features: int) -> Moments:
 def _plain(parts: Any) -> Moments:
     if parts.ndim != 2 or len(parts) != 4 or parts.dtype != np.float64 or not (parts[[0, 2]] >= 0).all():
         raise ValueError(f"parts of shape {parts.shape} and type {parts.dtype}")
-    return Moments.from_parts(parts)
+    return Moments._from_parts(parts)
 
 
 def _features(width: int) -> int:

@@ -6,6 +6,8 @@ Products and sums are computed in float64 and rounded once, to the dtype of W. A
 folded: apply it to the result.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -12,6 +12,8 @@ ONNX stores epsilon in single precision. In a batch norm the rounding error is a
 store no variance: their float64 models are off by about 1e-13 / var for an eps of 1e-5.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

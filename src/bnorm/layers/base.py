@@ -92,8 +92,8 @@ class Layer:
         self._kind: Any = devices.arrays_on(who, device)  # the type of this layer's arrays
         self._device = device
         self._training = True
-        self._gamma = Parameter.holding(self._new(shape, 1)) if self._affine else None
-        self._beta = Parameter.holding(self._new(shape, 0)) if self._affine and self._bias else None
+        self._gamma = Parameter._holding(self._new(shape, 1)) if self._affine else None
+        self._beta = Parameter._holding(self._new(shape, 0)) if self._affine and self._bias else None
         self._saved: Saved | None = None
         self._settle()
 

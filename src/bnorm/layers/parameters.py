@@ -1,5 +1,7 @@
 """Parameters: an array and its gradient, for an optimizer to update."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex
@@ -56,7 +58,7 @@ class Parameter(NDArrayOperatorsMixin):
         self.requires_grad = requires_grad
 
     @classmethod
-    def holding(cls, data: ndarray) -> "Parameter":
+    def _holding(cls, data: ndarray) -> Parameter:
         """Return a parameter of an array that a layer has just made, without checks."""
         made = cls.__new__(cls)
         made._data, made._grad, made._requires_grad = data, zeros_like(data), True
@@ -169,7 +171,7 @@ class Parameter(NDArrayOperatorsMixin):
         """Return the changes that load this array into the parameter."""
         return [state.write(self._data, a) for a in found.values()]
 
-    def __copy__(self) -> "Parameter":
+    def __copy__(self) -> Parameter:
         """Return a copy with its own arrays, like a copy of an array."""
         return copy.deepcopy(self)
 

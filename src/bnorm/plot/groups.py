@@ -1,5 +1,7 @@
 """Groups around the whole."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Self
 

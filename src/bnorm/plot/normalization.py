@@ -1,5 +1,7 @@
 """Distributions before and after normalization."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self

@@ -1,5 +1,7 @@
 """Running statistics over a stream."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Self
 

@@ -41,7 +41,7 @@ class Blocks:
         return found
 
     def exact(self, weight: Any) -> Moments:
-        return Moments.beside(self._reduced(weight, Dense.exact, Moments.merge))
+        return Moments._beside(self._reduced(weight, Dense.exact, Moments.merge))
 
     def steps(self, weight: Any, clock: Clock | None, ddof: int) -> list[Step]:
         """Rows age in the order of the blocks."""

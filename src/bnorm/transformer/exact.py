@@ -75,7 +75,7 @@ def rounded(statistics: Statistics, sums: ExactMoments, rows: int, batches: int)
     """Return statistics with the same settings and the values of exact sums, each number rounded once."""
     trial = emptied(statistics)
     trial.counters[...] = 0
-    trial.begin(sums.parts.copy(), rows)
+    trial.begin(sums._parts.copy(), rows)
     var = sums.var(statistics.ddof)
     np.copyto(trial.var, var, where=~np.isnan(var))  # NaN for at most ddof values: `begin` divided by their count
     trial.counters[0] = batches

@@ -235,7 +235,7 @@ class Fitted:
         """Put the channels into this order."""
         self.statistics.assign(self.statistics.picked(order))
         self.window = None if self.window is None else self.window.picked(order)
-        self.sums = None if self.sums is None else self.sums.picked(order)
+        self.sums = None if self.sums is None else self.sums._picked(order)
 
     def keep(self, moments: int | None) -> None:
         """Set the number of recorded moments; None stops recording."""

@@ -247,7 +247,7 @@ class Groups:
 
     def moments(self) -> Moments:
         """Return the moments of the whole; in a moving average, with the number of values seen."""
-        return Moments.from_parts(self.whole.parts())
+        return Moments._from_parts(self.whole.parts())
 
 
 def _later(statistics: Statistics, zero: float) -> Statistics:

@@ -49,7 +49,7 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
         else:
             x = _next(found, X, *first)
         weight = None if w is None else x.weights(w, some=False)
-        m = x.exact(weight) if estimator.exact else Moments.from_parts(x.parts(weight).copy())
+        m = x.exact(weight) if estimator.exact else Moments._from_parts(x.parts(weight).copy())
         return x, m, w is not None
 
     for part in results(WHO, items, moments, 1, False):

@@ -25,7 +25,7 @@ class Known:
         return sample_weight
 
     def parts(self, weight: Any) -> ndarray:
-        return self._found.parts.copy()
+        return self._found._parts.copy()
 
     def exact(self, weight: Any) -> Moments:
         return self._found

@@ -4,6 +4,8 @@ Copies of the steps learn from the batch. When all copies have learned, the step
 one compiled call. So an error or an interrupt changes nothing, wherever it comes.
 """
 
+from __future__ import annotations
+
 import copy
 import inspect
 from collections.abc import Callable, Iterator
@@ -231,7 +233,7 @@ class _Fed:
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         return self.transform(X)
 
-    def __sklearn_clone__(self) -> "_Fed":
+    def __sklearn_clone__(self) -> _Fed:
         return self
 
     def __getattr__(self, name: str) -> Any:

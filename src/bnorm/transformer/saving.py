@@ -153,7 +153,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     arrays = {name: moved(a, ndarray) for name, a in arrays.items()}
     checked(arrays, statistics)
     if state.sums is not None:
-        arrays |= {SUMS + name: a for name, a in state.sums.stored().items()}
+        arrays |= {SUMS + name: a for name, a in state.sums._stored().items()}
         config["digest"] = state.sums.digest()
     return config, arrays | rows
 
@@ -197,7 +197,7 @@ def _restore(
     """Restore everything but the statistics: exact sums, the zero of the clock, a window and the record."""
     seen = state.statistics.seen
     if state.sums is not None:
-        restored = ExactMoments.restored(sums)
+        restored = ExactMoments._from_stored(sums)
         if restored.digest() != config["digest"] or (restored.count != seen).any():
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
         state.sums = restored

@@ -19,7 +19,7 @@ def moments(x: Any, weight: ndarray | None) -> Moments:
         parts, _ = _moments(x, weight)
     if not np.isfinite(parts[1:3]).all() or (weight is not None and not weight.all()):
         refuse_infinity(x)
-    return Moments.from_parts(parts)
+    return Moments._from_parts(parts)
 
 
 def scaled(x: Any, factor: ndarray, in_place: bool) -> Any:

@@ -115,7 +115,7 @@ class Dense:
 
     def _merged(self, parts: list[Any], weight: ndarray | None) -> Moments:
         """The merged exact moments of several sets of rows."""
-        if any(part.infinite for part in parts):
+        if any(part._infinite for part in parts):
             self.refuse_infinity()
         refuse_infinity_unseen(self, weight)
         return Moments.merge(parts)
@@ -159,7 +159,7 @@ class InColumns(Dense):
 
     def exact(self, weight: ndarray | None) -> Moments:
         parts = [
-            Moments.beside([_exact(column[:, None], w) for column in batch]) for batch, w in self.x.weighted(weight)
+            Moments._beside([_exact(column[:, None], w) for column in batch]) for batch, w in self.x.weighted(weight)
         ]
         return self._merged(parts, weight)
 
