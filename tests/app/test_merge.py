@@ -61,9 +61,25 @@ def test_merge_what_does_not_fit(command, tmp_path):
     assert f"b.npz: halflife: expected None, as in {tmp_path / 'a.npz'}, got 9.0" in said["b"]
     assert "c.npz: expected momentum=None or a halflife, got momentum=None and 0.1" in said["c"]
     assert f"d.npz: expected the features of {tmp_path / 'a.npz'}, f0, f1, f2, got f0" in said["d"]
-    average = command.fails("merge", tmp_path / "c.npz", tmp_path / "c.npz", "-o", tmp_path / "m.npz")
+    (tmp_path / "e.npz").write_bytes((tmp_path / "c.npz").read_bytes())
+    average = command.fails("merge", tmp_path / "c.npz", tmp_path / "e.npz", "-o", tmp_path / "m.npz")
     assert "a moving average depends on the order of its batches" in average
     assert not (tmp_path / "m.npz").exists()
+
+
+@pytest.mark.parametrize("by", [False, True])
+def test_no_file_is_merged_twice(command, tmp_path, by):
+    """Its rows would count twice. Two files with the same content may be two days with the same values."""
+    x = np.repeat([[0.0, 1.0], [1.0, 2.0]], 5, axis=0)
+    t = bnorm.GroupedTransformer(by=0) if by else bnorm.BatchNormTransformer(momentum=None)
+    for name in "ab":
+        t.fit(x).save(tmp_path / f"{name}.npz")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "a.npz")
+    a, b, link, m = (tmp_path / f"{name}.npz" for name in ("a", "b", "link", "m"))
+    assert f"a.npz: expected each file once, got it twice, first as {a}" in command.fails("merge", a, b, a, "-o", m)
+    assert f"link.npz: expected each file once, got it twice, first as {a}" in command.fails("merge", a, link, "-o", m)
+    command("merge", a, b, "-o", m)
+    assert command("show", m, "--json").json["rows"] == 20
 
 
 def test_merge_windows(command, tmp_path):

@@ -204,6 +204,7 @@ def facts(stored: Stored) -> dict[str, Any]:
 
 def merge(paths: Sequence[str]) -> Stored | Learned:
     """Merge the states of several files, which are all of groups, or none of them."""
+    places.once(paths)
     found = [read(path) for path in paths]
     of_groups, plain = [s for s in found if isinstance(s, Stored)], [s for s in found if isinstance(s, Learned)]
     if of_groups and plain:

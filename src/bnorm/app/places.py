@@ -39,6 +39,15 @@ def keep(inputs: Iterable[str | Path], outputs: Iterable[str | Path]) -> None:
             raise DataError(f"{path}: is read by this command, which does not write over it")
 
 
+def once(inputs: Iterable[str | Path]) -> None:
+    """Raise DataError for a file that is given twice, by links too: its rows would count twice."""
+    seen: dict[object, str | Path] = {}
+    for path in inputs:
+        if (identity := _identity(path)) in seen:
+            raise DataError(f"{path}: expected each file once, got it twice, first as {seen[identity]}")
+        seen[identity] = path
+
+
 def same(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to the same file, by links too."""
     return _identity(one) == _identity(other)
