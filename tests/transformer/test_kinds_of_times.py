@@ -96,11 +96,14 @@ def kinds_of_times():
 def kinds_of_days():
     days = np.array(["2024-01-01", "2024-01-03"], "M8[D]")
     yield days
+    yield days.tolist()  # of datetime.date
     pa = pytest.importorskip("pyarrow", reason="it has dates too")
     yield pa.array(days)
     pl = pytest.importorskip("polars", reason="it has dates too")
     yield pl.Series(days)
+    yield np.array([days.tolist()[0], dt.datetime(2024, 1, 3)])
     pd = pytest.importorskip("pandas", reason="its columns may be of Arrow's types")
+    yield pd.Series(days.tolist())
     for kind in (pa.date32(), pa.date64()):
         yield pd.Series(pd.array(days.tolist(), dtype=pd.ArrowDtype(kind)))
 
@@ -207,6 +210,7 @@ def test_bad_calls_change_nothing():
         (t, {"X": x, "times": np.arange(10.0)}, "expected time stamps without a zone, as this stream began, got numb"),
         (t, {"X": x, "times": zoned}, "expected time stamps without a zone, as this stream began, got time stamps wi"),
         (t, {"X": x, "times": mixed}, "some of each"),
+        (t, {"X": x, "times": [zoned[0].date(), *zoned[1:]]}, "some of each"),
         (t, {"X": x, "times": "ts"}, "name of one column"),
         (t, {"X": made["pandas"][:10], "times": "when"}, "name of one column"),
         (t, {"X": x, "times": ["a"] * 10}, "expected time stamps"),

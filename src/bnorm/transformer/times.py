@@ -1,7 +1,7 @@
 """The times of rows: time stamps or seconds, from any library, as whole nanoseconds."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,11 +189,11 @@ def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
 
 
 def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
-    """A list of Python's or pandas' time stamps."""
-    if a.ndim != 1 or not all(isinstance(v, datetime) and v == v for v in a):
-        odd = next((v for v in a.ravel() if not isinstance(v, datetime) or v != v), a)
+    """A list of Python's or pandas' time stamps, or of days, which begin at midnight."""
+    if a.ndim != 1 or not all(isinstance(v, date) and v == v for v in a):
+        odd = next((v for v in a.ravel() if not isinstance(v, date) or v != v), a)
         raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {odd!r:.80}")
-    zoned = {v.tzinfo is not None for v in a}
+    zoned = {_zone(v) is not None for v in a}
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
     exact = [_utc(v) for v in a]
@@ -206,7 +206,11 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
 def _utc(v: Any) -> Any:
     if hasattr(v, "to_datetime64"):  # the result of pandas is in UTC already
         return v.to_datetime64()
-    return v if v.tzinfo is None else v.astimezone(UTC).replace(tzinfo=None)
+    return v if _zone(v) is None else v.astimezone(UTC).replace(tzinfo=None)
+
+
+def _zone(v: Any) -> Any:
+    return getattr(v, "tzinfo", None)  # a day has none
 
 
 def _of_stamps(who: str, a: ndarray) -> ndarray:
