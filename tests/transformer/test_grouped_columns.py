@@ -94,6 +94,8 @@ def kept():
     yield pd.DataFrame, np.array([True, False, True]), [True, False, True]
     yield pd.DataFrame, np.array(large), large
     yield pl.DataFrame, pl.Series(large), large
+    yield pd.DataFrame, pd.Series([2**53 + 1, pd.NA, 3], dtype="Int64"), [2**53 + 1, pd.NA, 3]
+    yield pl.DataFrame, pl.Series([2**53 + 1, None, 3]), [2**53 + 1, None, 3]
     yield pl.DataFrame, pl.Series(["a", None, "b"], dtype=pl.Categorical), ["a", None, "b"]
     yield pl.DataFrame, pl.Series(["a", None, "b"], dtype=pl.Enum(["b", "a"])), ["a", None, "b"]
     yield pd.DataFrame, pd.Series(["a", pd.NA, "b"], dtype="string"), ["a", pd.NA, "b"]
@@ -107,6 +109,15 @@ def test_kept_keys_are_unchanged():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
             np.testing.assert_allclose(t.inverse_transform(y)[:, 1].astype(float), [1.0, 2.0, 4.0])
+
+
+def test_kept_keys_that_are_numbers_stay_numbers():
+    """With a gap too, which is NaN; and large floats, which an array of floats holds unchanged."""
+    pd = pytest.importorskip("pandas", reason="one of the kinds of tables")
+    for keys in (pd.Series([2**53, pd.NA, 3], dtype="Int64"), pd.Series([1e300, np.nan, 3.0])):
+        y = GroupedTransformer("key", keep_keys=True).fit_transform(pd.DataFrame({"key": keys, "a": [1.0, 2.0, 4.0]}))
+        assert y.dtype == np.float64
+        np.testing.assert_array_equal(y[:, 0], keys.astype(float))
 
 
 def test_an_array_mapped_back_gets_the_names_of_fit():

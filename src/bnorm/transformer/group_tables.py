@@ -56,11 +56,15 @@ class Split(NamedTuple):
 
 def _plain(values: Any) -> ndarray:
     """Return a column of keys as an array of its values."""
-    if hasattr(values, "num_chunks"):
-        if hasattr(values.type, "index_type"):  # pyarrow would replace a missing category by the last one
-            values = values.cast(values.type.value_type)
-        values = values.to_numpy(zero_copy_only=False)
-    return np.asarray(values)
+    chunked = hasattr(values, "num_chunks")
+    if chunked and hasattr(values.type, "index_type"):  # pyarrow would replace a missing category by the last one
+        values = values.cast(values.type.value_type)
+    found = values.to_numpy(zero_copy_only=False) if chunked else np.asarray(values)
+    if found.dtype.kind == "f" and (np.abs(found) >= MOST).any():  # they may be integers, some of them missing
+        exact = values.to_pylist() if chunked else values.tolist()
+        if any(isinstance(value, int) and abs(value) > MOST for value in exact):
+            return np.array(exact, object)
+    return found
 
 
 def _is_number(column: ndarray) -> bool:
