@@ -79,6 +79,8 @@ BAD = [
     ({"by": True}, None, TypeError, "by: expected names or positions"),
     ({"unseen": "zero"}, None, ValueError, "The 'unseen' parameter"),
     ({"prior": -1.0}, None, ValueError, "The 'prior' parameter"),
+    ({"prior": True}, None, TypeError, "prior: expected a number, got True"),
+    ({"momentum": True}, None, TypeError, "momentum: expected a number, got True"),
     ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None with halflife=3.0"),
     ({"halflife": 5.0}, None, ValueError, "as this stream began"),
     ({"by": 0}, None, ValueError, r"by: expected columns \[1\], as this stream began, got \[0\]"),

@@ -6,6 +6,7 @@ from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer import durations
 from bnorm.transformer.durations import compared
 from bnorm.transformer.group_saving import CLASS, Stored
+from bnorm.transformer.parameters import refuse_bools
 from bnorm.transformer.times import differing
 
 
@@ -13,6 +14,7 @@ def check(estimator: Any) -> None:
     """Raise an error, scikit-learn's or one of this function, if a parameter is invalid."""
     t = estimator
     t._validate_params()
+    refuse_bools(CLASS, t)
     durations.check(CLASS, "halflife", t.halflife)
     if t.halflife is not None and t.momentum is not None:
         raise ValueError(

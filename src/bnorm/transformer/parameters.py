@@ -16,6 +16,7 @@ from bnorm.transformer.times import differing
 
 MOMENTUM = 0.1
 IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history")  # what a State is made with
+NUMBERS = ("momentum", "halflife", "window", "eps", "ddof", "history", "prior")
 OF_STREAM = ("momentum", "halflife", "window", "ddof", "exact")  # equal in streams that are merged
 VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes as long as a small fit
 MOST_VALID = 1000
@@ -34,6 +35,7 @@ def check(estimator: Any) -> None:
         if key in VALID:
             return
     t._validate_params()
+    refuse_bools(WHO, t)
     durations.check(WHO, "halflife", t.halflife)
     durations.check(WHO, "window", t.window)
     if t.halflife is not None and t.momentum not in (MOMENTUM, None):
@@ -54,6 +56,13 @@ def check(estimator: Any) -> None:
     if len(VALID) == MOST_VALID:
         VALID.clear()
     VALID.add(key)
+
+
+def refuse_bools(who: str, estimator: Any) -> None:
+    """Raise TypeError for a bool where a number is expected. Scikit-learn takes it for 0 or 1: a window of one row."""
+    for name in NUMBERS:
+        if isinstance(given := getattr(estimator, name, None), bool):
+            raise TypeError(f"{who}: {name}: expected a number, got {given}")
 
 
 def apart(mine: Mapping[str, Any], its: Mapping[str, Any], own: Fitted, other: Fitted, here: str) -> str | None:
