@@ -396,7 +396,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         (
             "texts of keys lose their last letter in a file",
-            "transformer/keys.py",
+            "transformer/key_index.py",
             "            starts = np.concatenate([[0], ends])[:-1].astype(np.int64)\n",
             "            starts = np.concatenate([[0], ends + 1])[:-1].astype(np.int64)\n",
             "tests/transformer/test_keys.py tests/transformer/test_grouped.py",

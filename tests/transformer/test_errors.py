@@ -50,6 +50,19 @@ def test_merge_refuses():
             left.merge(right)
 
 
+def test_merge_compares_the_names_of_features():
+    """If both have some."""
+    pd = pytest.importorskip("pandas", reason="feature names come with data frames")
+    array = table(10)
+    frame = pd.DataFrame(array, columns=["a", "b", "c"])
+    mine, its = (BatchNormTransformer(momentum=None).fit(x) for x in (frame, frame[["c", "b", "a"]]))
+    with pytest.raises(ValueError, match=r"merge: expected features \['a', 'b', 'c'\], as here, got \['c', 'b', 'a'\]"):
+        mine.merge(its)
+    for left, right in ((array, frame), (frame, array), (frame, frame)):
+        t = BatchNormTransformer(momentum=None).fit(left)
+        assert t.merge(BatchNormTransformer(momentum=None).fit(right)).n_samples_seen_ == 20
+
+
 @pytest.mark.parametrize("parameters", MODES, ids=str)
 def test_failed_calls_leave_no_trace(parameters):
     pd = pytest.importorskip("pandas", reason="feature names come with data frames")

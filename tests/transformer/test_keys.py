@@ -2,12 +2,14 @@
 
 import datetime as dt
 import re
+from decimal import Decimal
 
 import numpy as np
 import pytest
 
 from bnorm.transformer.fitted import at_once
-from bnorm.transformer.keys import Index, read, restored, stored
+from bnorm.transformer.key_index import Index, restored, stored
+from bnorm.transformer.keys import read
 
 DAYS = [dt.date(2020, 1, 2), None, dt.date(2020, 1, 1), dt.date(2020, 1, 2)]
 NUMPY_DAYS = np.array(["2020-01-02", "NaT", "2020-01-01", "2020-01-02"], "M8[D]")
@@ -38,12 +40,19 @@ def columns_of(kind, values):
     yield pa.array(values).slice(0)
     if kind == "string":
         yield pd.Series(values)
+        yield pd.array(values)
+        yield pd.Categorical(values)
         yield pl.Series(values, dtype=pl.Categorical)
         yield pa.array(values).dictionary_encode()
     if kind == "number":
         yield np.array([3.0, np.nan, -1.0, 3.0], "f4")
         yield pd.Series(values)
         yield pd.Series(values, dtype="Int64")
+        yield pd.array(values, dtype="Int64")
+        for kind in (pd.CategoricalIndex, pd.Index):
+            yield kind(values)
+        decimals = [None if value is None else Decimal(f"{value}.00") for value in values]
+        yield from (decimals, pd.Series(decimals), pl.Series(decimals), pa.array(decimals))
     if kind == "bool":
         yield pd.Series(values, dtype="boolean")
     if kind == "date":
@@ -80,6 +89,8 @@ def test_arrays_of_one_type():
     assert codes_and_keys(np.array([0.5, -0.0, 0.0])) == ("number", [0, 1, 1], [0.5, 0.0])
     assert codes_and_keys(np.array([True, False])) == ("bool", [0, 1], [True, False])
     assert codes_and_keys([None, float("nan")]) == (None, [-1, -1], [])
+    assert codes_and_keys([0.5, 1.5, 0, 0.5]) == ("number", [0, 1, 2, 0], [0.5, 1.5, 0])
+    assert str(codes_and_keys([3.0, np.float32(3), 2**53 + 1])) == f"('number', [0, 0, 1], [3, {2**53 + 1}])"
     many = np.array([f"k{i % 7}" for i in range(5000)], object)
     assert codes_and_keys(many)[2] == [f"k{i}" for i in range(7)]
 
@@ -88,7 +99,7 @@ def test_many_texts():
     """Of more rows than are looked at one by one, in arrays of every width, with letters that few arrays have."""
     rng = np.random.default_rng(0)
     for width in (1, 2, 3, 6, 7):
-        letters = np.array(["", "a", "b", "\u0142", "\U0001f600", "\u0000x"])[rng.integers(0, 6, (3000, width))]
+        letters = np.array(["", "a", "b", "c", "\u0142", "\U0001f600", "\u0000x"])[rng.integers(0, 7, (3000, width))]
         texts = ["".join(row)[:width] for row in letters]
         array = np.array(texts, f"U{width}")
         expected = list(dict.fromkeys(array.tolist()))
@@ -128,6 +139,13 @@ def test_empty_chunks():
     assert codes_and_keys(pa.chunked_array(chunks)) == ("number", [0, 1], [2**53 + 1, 2**53 + 2])
 
 
+def test_decimals():
+    """As databases have them: equal to the numbers that have their digits."""
+    column = [Decimal(text) for text in ("0.10", "1", "NaN", "0.1", "1.0", "9007199254740993", "-0", "1e300")]
+    assert codes_and_keys(column) == ("number", [0, 1, -1, 0, 1, 2, 3, 4], [0.1, 1, 2**53 + 1, 0, 1e300])
+    assert codes_and_keys([Decimal("0.1"), 0.1, 1, Decimal(1)]) == ("number", [0, 0, 1, 1], [0.1, 1])
+
+
 def test_several_columns():
     keys = read("t", [("a", ["x", "y", None, "x", "y", "x"]), ("b", np.array([1, 1, 1, 2, 1, 1]))])
     assert keys.keys == [("x", 1), ("y", 1), ("x", 2)]
@@ -158,6 +176,8 @@ def test_keys_that_pandas_cannot_look_up():
         (np.ones((2, 2)), ValueError, r"expected a column, got shape \(2, 2\)"),
         (np.array([2**63], np.uint64), ValueError, "expected integers below 2"),
         ([2**64], ValueError, "expected integers of 64 bits"),
+        ([Decimal("0.10000000000000000000001")], ValueError, "expected decimals with the digits of a float, got 0.10"),
+        ([Decimal(2**63 + 1)], ValueError, "expected decimals with the digits of a float, got 9223372036854775809"),
         (np.array([1], "M8[ns]"), ValueError, "expected times that microseconds can hold"),
     ],
 )
@@ -194,11 +214,13 @@ def test_an_index_grows_and_is_stored():
     assert (again.keys, again.kinds, again.array().tolist()) == (index.keys, index.kinds, index.array().tolist())
     with pytest.raises(TypeError, match="by: column a: expected keys of kind 'string', as in fit, got 'number'"):
         index.find("t", read("t", [("a", [1]), ("b", NUMPY_DAYS[:1])]), names)
-    for column in (np.array([1, 5, 2]), np.array([0.5, 2.0]), np.array([True, False])):
+    for column in (np.array([1, 2**53 + 1, 2**53]), np.array([0.5, 2.0]), np.array([True, False])):
         index = Index(1)
         keys = read("t", [("k", column)])
         at_once(index.added(keys.keys, keys.kinds))
-        assert index.array().tolist() == column.tolist()
+        assert (index.array().dtype, index.array().tolist()) == (column.dtype, column.tolist())
         assert restored(*stored(index), len(column)).keys == keys.keys
     with pytest.raises(ValueError, match="keys of"):
         restored(["number"], {"key_0": np.array([1, 1])}, 2)
+    with pytest.raises(ValueError, match="keys of column 0 that end at"):  # before the last letter
+        restored(["string"], {"key_0": np.frombuffer(b"abc", np.uint8), "key_0_ends": np.array([1, 2])}, 2)

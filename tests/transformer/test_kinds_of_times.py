@@ -141,6 +141,13 @@ def test_years_that_nanoseconds_do_not_reach():
                 BatchNormTransformer(halflife="1d").fit(x, times=stamps)
 
 
+def test_no_nanosecond_is_lost_beside_a_datetime():
+    pd = pytest.importorskip("pandas", reason="its Timestamp")
+    mixed = [dt.datetime(2024, 3, 1), pd.Timestamp("2024-03-01 00:00:00.000000007")]
+    t = BatchNormTransformer(halflife="7ns").fit(np.array([[1.0], [4.0]]), times=mixed)
+    np.testing.assert_allclose(t.mean_, [3.0], rtol=1e-15)
+
+
 def frames():
     x, times = table(30), seconds(np.arange(30) % 7)
     pd = pytest.importorskip("pandas", reason="columns have names in data frames")

@@ -26,6 +26,7 @@ from bnorm.transformer import group_parameters, group_saving, keys, saving
 from bnorm.transformer.group_batches import batch_of
 from bnorm.transformer.group_saving import Stored
 from bnorm.transformer.groups import Groups
+from bnorm.transformer.key_index import Index
 from bnorm.transformer.times import stamps
 
 LARGEST = 20  # groups that are shown
@@ -125,7 +126,7 @@ class Typed:
     unless the known keys are text. An empty text is a missing key.
     """
 
-    def __init__(self, stream: Stream, names: Sequence[str], index: keys.Index) -> None:
+    def __init__(self, stream: Stream, names: Sequence[str], index: Index) -> None:
         self.stream, self._names, self._index = stream, names, index
         self._guess: Guess | None = None
 

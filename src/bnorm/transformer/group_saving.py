@@ -11,7 +11,7 @@ from numpy import ndarray
 from bnorm.files import container
 from bnorm.files.container import Config, Entry
 from bnorm.layers.saving import counted, flag
-from bnorm.transformer import keys as of_keys
+from bnorm.transformer import key_index
 from bnorm.transformer.durations import is_duration, text
 from bnorm.transformer.fitted import ticks
 from bnorm.transformer.groups import Groups
@@ -93,7 +93,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     """The configuration and the arrays of a file; ValueError for a state that `restored` would refuse."""
     groups = stored.groups
     groups.whole.look()
-    kinds, arrays = of_keys.stored(groups.index)
+    kinds, arrays = key_index.stored(groups.index)
     config = {
         "class": CLASS,
         "parameters": stored.parameters,
@@ -138,7 +138,7 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     rest = {name: a for name, a in arrays.items() if name not in expected}
     if strange := sorted(name for name in rest if not name.startswith(KEY)):
         raise ValueError(f"unknown arrays {strange}")
-    groups.index = of_keys.restored(config["kinds"], rest, n)
+    groups.index = key_index.restored(config["kinds"], rest, n)
     if (arrays["rows"] < 0).any():
         raise ValueError("rows: expected numbers >= 0")
     groups.arrays = {name: arrays[stored_name(name)] for name in groups.arrays}

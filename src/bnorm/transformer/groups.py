@@ -16,7 +16,8 @@ from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
 from bnorm.transformer.fitted import at_once, ticks
 from bnorm.transformer.group_batches import Batch
-from bnorm.transformer.keys import Index, Keys
+from bnorm.transformer.key_index import Index
+from bnorm.transformer.keys import Keys
 from bnorm.transformer.times import Zero
 
 

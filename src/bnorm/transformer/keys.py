@@ -1,13 +1,15 @@
-"""Keys of groups: columns of names, numbers or dates become codes, and an index remembers which code a key has.
+"""Keys of groups: columns of names, numbers or dates become codes.
 
 A table's own library says which of its values are equal: pandas, Arrow and polars, if the column is theirs, otherwise
 NumPy. A key is a Python object (a str, a number, a bool; of several columns a tuple of them). A date or a time counts
-as microseconds since 1970. Integers and floats that are equal are one key, as in Python.
+as microseconds since 1970. Integers and floats that are equal are one key, as in Python. A Decimal is the float with
+its digits.
 """
 
 import datetime
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -27,7 +29,7 @@ PIECE = 1 << 16  # this many texts are searched together
 
 class Column(NamedTuple):
     """A column of keys: the code of each row, -1 where the key is missing, and the key of each code, as an array of
-    object (strings), int64, float64 or bool. kind: None if all keys are missing.
+    object, int64, float64 or bool. kind: None if all keys are missing.
     """
 
     kind: str | None
@@ -111,7 +113,7 @@ def _column(who: str, values: Any) -> Column:
 def _pandas(who: str, values: Any) -> Column:
     dtype = values.dtype
     if hasattr(dtype, "categories"):
-        return _coded(_pandas(who, dtype.categories), np.asarray(values.cat.codes))
+        return _coded(_pandas(who, dtype.categories), np.asarray(getattr(values, "cat", values).codes))
     if getattr(dtype, "tz", None) is not None:
         values = values.dt.tz_convert(None) if hasattr(values, "dt") else values.tz_convert(None)
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
@@ -163,7 +165,7 @@ def _arrow(who: str, values: Any) -> Column:
             return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
             values = values.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.int64())
-        coded = compute.dictionary_encode(values, null_encoding="mask").unify_dictionaries()
+        coded = compute.dictionary_encode(values).unify_dictionaries()
     except pa.ArrowInvalid as error:
         raise ValueError(f"{who}: expected times that microseconds can hold: {error}") from None
     except pa.ArrowNotImplementedError:
@@ -258,10 +260,6 @@ def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
     only = next(iter(kinds), None)
     values = np.empty(len(places), object)
     values[:] = list(places)
-    if only == NUMBER and any(isinstance(key, float) for key in places):
-        values = values.astype(np.float64)
-    elif only is not None and only != TEXT:
-        values = values.astype(bool if only == FLAG else np.int64)
     return Column(only, np.arange(len(values)), values), codes
 
 
@@ -270,6 +268,8 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
         return TEXT, str(value)
     if isinstance(value, bool | np.bool_):
         return FLAG, bool(value)
+    if isinstance(value, Decimal):
+        value = _of_decimal(who, value)
     if isinstance(value, Integral):
         if not -(2**63) <= int(value) < 2**63:
             raise ValueError(f"{who}: expected integers of 64 bits, got {value}")
@@ -287,6 +287,15 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
     raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {checks.type_name(value)}: {value!r:.60}")
 
 
+def _of_decimal(who: str, value: Decimal) -> float:
+    """Return a whole number, or the float that has the same digits."""
+    if abs(value) < 2**63 and value == value.to_integral_value():
+        return int(value)
+    if Decimal(repr(float(value))) != value:
+        raise ValueError(f"{who}: expected decimals with the digits of a float, got {value}")
+    return float(value)
+
+
 def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_order: bool = False) -> Column:
     """Return a column whose rows have these codes, where the key of code i is that of row i of the column `found`.
 
@@ -298,103 +307,3 @@ def _coded(found: Column, codes: ndarray, missing: ndarray | None = None, in_ord
     if missing is not None:
         outer[:-1][missing] = -1
     return Column(found.kind if (outer >= 0).any() else None, outer[codes], found.values)
-
-
-class Index:
-    """The keys that have been seen, each with a code: its place in `keys`. Only the calls of `added` add keys."""
-
-    def __init__(self, columns: int) -> None:
-        self.kinds: tuple[str | None, ...] = (None,) * columns
-        self.keys: list[Any] = []
-        self._places: dict[Any, int] = {}
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def find(self, who: str, keys: Keys, names: Sequence[str]) -> ndarray:
-        """Return the code of each key, -1 if it is new. TypeError if keys are of another kind than those seen."""
-        for name, mine, its in zip(names, self.kinds, keys.kinds, strict=True):
-            if None not in (mine, its) and mine != its:
-                raise TypeError(f"{who}: by: column {name}: expected keys of kind {mine!r}, as in fit, got {its!r}")
-        if not self.keys:
-            return np.full(len(keys.keys), -1)
-        return np.fromiter((self._places.get(key, -1) for key in keys.keys), np.int64, len(keys.keys))
-
-    def added(self, keys: list[Any], kinds: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
-        """Return compiled calls, with their arguments, that add these keys, which must be new, in this order."""
-        known = {"kinds": tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))}
-        places = dict(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
-        return [(self.__dict__.update, known), (self._places.update, places), (self.keys.extend, keys)]
-
-    def array(self) -> ndarray:
-        """Return the keys as an array: of strings (object), numbers, bools or times; for several columns, an object
-        array of tuples.
-        """
-        if len(self.kinds) == 1:
-            return _typed(self.kinds[0], self.keys)
-        columns = [_typed(kind, list(part)).tolist() for kind, part in zip(self.kinds, self.columns(), strict=True)]
-        out = np.empty(len(self.keys), object)
-        out[:] = list(zip(*columns, strict=True))
-        return out
-
-    def columns(self) -> list[list[Any]]:
-        """The keys of each column."""
-        if len(self.kinds) == 1:
-            return [self.keys]
-        return [list(part) for part in zip(*self.keys, strict=True)] or [[] for _ in self.kinds]
-
-
-def _typed(kind: str | None, keys: list[Any]) -> ndarray:
-    if kind == TIME:
-        return np.array(keys, np.int64).view(UNIT)
-    if kind == FLAG:
-        return np.array(keys, bool)
-    if kind == NUMBER:
-        return np.array(keys, np.float64 if any(type(key) is float for key in keys) else np.int64)
-    out = np.empty(len(keys), object)
-    out[:] = keys
-    return out
-
-
-def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
-    """Return the kinds of the columns, and arrays; `restored` makes the index from them again."""
-    arrays: dict[str, ndarray] = {}
-    for j, (kind, column) in enumerate(zip(index.kinds, index.columns(), strict=True)):
-        if kind == TEXT:
-            texts = [text.encode("utf-8", "surrogatepass") for text in column]
-            arrays[f"key_{j}_ends"] = np.cumsum([len(text) for text in texts], dtype=np.int64)
-            arrays[f"key_{j}"] = np.frombuffer(b"".join(texts), np.uint8)
-        elif kind is not None:
-            values = _typed(kind, column)
-            arrays[f"key_{j}"] = values.view({TIME: np.int64, FLAG: np.uint8}.get(kind, values.dtype))
-    return list(index.kinds), arrays
-
-
-def restored(kinds: list[Any], arrays: dict[str, ndarray], groups: int) -> Index:
-    """The reverse of `stored`; ValueError for anything else."""
-    index = Index(len(kinds))
-    columns: list[list[Any]] = []
-    for j, kind in enumerate(kinds):
-        if kind is None and not groups:
-            columns.append([])
-            continue
-        if kind not in (TEXT, NUMBER, FLAG, TIME):
-            raise ValueError(f"keys of kind {kind!r}")
-        values = arrays[f"key_{j}"]
-        if kind == TEXT:
-            ends = arrays[f"key_{j}_ends"]
-            starts = np.concatenate([[0], ends])[:-1].astype(np.int64)
-            if ends.shape != (groups,) or (ends < starts).any() or (groups and ends[-1] != len(values)):
-                raise ValueError(f"keys of column {j} that end at {ends!r:.60}")
-            text = values.tobytes()
-            pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-            columns.append([text[a:b].decode("utf-8", "surrogatepass") for a, b in pairs])
-        else:
-            columns.append((values != 0).tolist() if kind == FLAG else values.tolist())
-            if kind == NUMBER and values.dtype == np.float64:
-                columns[-1] = [int(v) if v == v // 1 and abs(v) <= MOST else v for v in columns[-1]]
-    keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    if len(keys) != groups or len(set(keys)) != groups:
-        raise ValueError(f"{len(set(keys))} keys of {groups} groups")
-    index.kinds, index.keys, index._places = tuple(kinds), keys, dict(zip(keys, range(groups), strict=True))
-    return index

@@ -101,7 +101,7 @@ def without(X: Any, column: str | None) -> Any:
         return X.drop(columns=[column])
     if _polars(X):
         return X.drop(column)
-    return X.drop_columns([column]) if hasattr(X, "drop_columns") else X.select([n for n in names_of(X) if n != column])
+    return X.select([i for i, name in enumerate(names_of(X)) if name != column])
 
 
 def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | None) -> Times | None:
@@ -190,17 +190,15 @@ def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
 
 def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     """A list of Python's or pandas' time stamps, or of days, which begin at midnight."""
-    if a.ndim != 1 or not all(isinstance(v, date) and v == v for v in a):
-        odd = next((v for v in a.ravel() if not isinstance(v, date) or v != v), a)
-        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {odd!r:.80}")
+    odd = [v for v in a.ravel() if not isinstance(v, date) or v != v]
+    if odd or a.ndim != 1:
+        raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {(odd or [a])[0]!r:.80}")
     zoned = {_zone(v) is not None for v in a}
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
     exact = [_utc(v) for v in a]
     _of_stamps(who, np.array(exact, "datetime64[us]"))  # raises an error for years outside the range of nanoseconds
-    return np.array(exact, "datetime64[ns]" if hasattr(a[0], "to_datetime64") else "datetime64[us]"), (
-        ZONED if True in zoned else NAIVE
-    )
+    return np.array(exact, "datetime64[ns]"), ZONED if True in zoned else NAIVE
 
 
 def _utc(v: Any) -> Any:
