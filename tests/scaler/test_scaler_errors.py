@@ -37,6 +37,17 @@ def wrong_inputs():
     }
 
 
+def test_a_refused_sparse_table_is_not_overwritten():
+    x = container(values(), "csr_array")
+    scaler = StandardScaler(with_mean=False, copy=False).fit(x)
+    x.data[4] = -np.inf
+    before = x.data.copy()
+    for method in (scaler.transform, scaler.inverse_transform):
+        with pytest.raises(ValueError, match="infinity"):
+            method(x)
+        np.testing.assert_array_equal(x.data, before)
+
+
 @pytest.mark.parametrize("method", ["fit", "partial_fit", "transform", "inverse_transform"])
 @pytest.mark.parametrize("name", wrong_inputs())
 def test_errors_are_scikit_learns(name, method):

@@ -59,6 +59,22 @@ def test_weights_and_missing_values():
         BatchNormTransformer().fit((r, np.arange(len(r))) for r in rows)
     with pytest.raises(ValueError, match="expected some weight above 0"):
         BatchNormTransformer().fit((r, np.zeros(len(r))) for r in rows)
+    for wrong, message in ((np.nan, "NaN"), (-1.0, "Negative values")):
+        with pytest.raises(ValueError, match=message):
+            BatchNormTransformer().fit((r, np.append(w[1:], wrong)) for r, w in zip(rows[:2], weight, strict=False))
+
+
+def test_some_tables_with_weights():
+    """The counts are sums of weights then, whichever table has them."""
+    w = np.linspace(0.1, 0.7, 4)
+    for rows in ([(ROWS[0], w), ROWS[3]], [ROWS[3], (ROWS[0], w)]):
+        t = BatchNormTransformer().fit(batches(rows))
+        np.testing.assert_allclose(t.n_samples_seen_, 30 + w.sum(), rtol=1e-14)
+
+
+def test_tables_without_any_value():
+    t = BatchNormTransformer().fit(batches([np.full((2, 3), np.nan)] * 2))
+    assert np.isnan(t.mean_).all() and t.n_samples_seen_ == 0
 
 
 def test_tables_have_names():

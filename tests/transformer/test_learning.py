@@ -8,6 +8,7 @@ import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import bnorm
 from bnorm import BatchNormTransformer
@@ -96,6 +97,8 @@ def test_backward_without_parameters():
 
 
 def test_order_of_calls_and_arguments():
+    with pytest.raises(NotFittedError):
+        BatchNormTransformer().step(0.1)
     t = fitted()
     with pytest.raises(RuntimeError, match="step: expected a call of backward before, got none"):
         t.step(0.1)
