@@ -82,6 +82,7 @@ BAD = [
     ({"prior": True}, None, TypeError, "prior: expected a number, got True"),
     ({"momentum": True}, None, TypeError, "momentum: expected a number, got True"),
     ({"momentum": 0.1, "halflife": 3.0}, None, ValueError, "momentum: expected None with halflife=3.0"),
+    ({"halflife": "2 moons"}, None, ValueError, "GroupedTransformer: halflife: expected a length of time"),
     ({"halflife": 5.0}, None, ValueError, "as this stream began"),
     ({"by": 0}, None, ValueError, r"by: expected columns \[1\], as this stream began, got \[0\]"),
     ({}, lambda x: x[:, :3], ValueError, "X has 3 features, but GroupedTransformer is expecting 4"),
