@@ -116,6 +116,20 @@ def test_the_map_normalizes_its_columns_and_no_other():
     assert nothing.schema == got.schema
 
 
+def test_columns_of_one_name():
+    """If they are not read, as the keys of both sides of a join, they stay as they are; otherwise they are refused."""
+    data = pa.table([pa.array([1.0, 3.0]), pa.array(["x", "y"]), pa.array(["u", "v"])], ["a", "s", "s"])
+    t = Reading.given("test", ["a"]).fit(bnorm.BatchNormTransformer(), [Reading.given("test", ["a"]).state([data])])
+    mapping = Map.of("test", t, {"a": 0, "s": None}, None)
+    got = mapping.table(data)
+    assert got.column_names == ["a", "s", "s"]
+    assert [column.to_pylist() for column in got.columns] == [[-1.0, 1.0], ["x", "y"], ["u", "v"]]
+    twice = data.rename_columns(["a", "a", "s"])
+    for read in (Reading.given("test", ["a"]).state, lambda tables: mapping.table(*tables)):
+        with pytest.raises(ValueError, match="test: expected one column 'a', got 2"):
+            read([twice])
+
+
 def test_results_are_in_memory_that_arrow_uses_again():
     x = np.random.default_rng(0).normal(size=(1000, 2))
     data = pa.table({"p": x[:, 0], "q": x[:, 1]})

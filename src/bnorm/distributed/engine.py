@@ -4,6 +4,7 @@ A new engine gives the record batches of each partition to `Reading.state`, all 
 to a `Map`. `docs/distributed.md` shows one.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Mapped
 from dataclasses import dataclass
@@ -188,6 +189,11 @@ class Mapping:
     who: str
     columns: Collection[str]
 
+    @property
+    def names(self) -> Collection[str]:
+        """All columns that are read."""
+        return self.columns
+
     def replaced(self, batch: Any) -> dict[str, Any]:
         """The normalized columns of a record batch, by their names."""
         raise NotImplementedError
@@ -204,10 +210,12 @@ class Mapping:
         """A pyarrow RecordBatch, normalized."""
         import pyarrow as pa
 
-        refuse_unknown(self.who, self.columns, batch.schema.names)
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | serially(batch, function=self.replaced)
+        names = batch.schema.names
+        refuse_unknown(self.who, self.names, names)
+        replaced = serially(batch, function=self.replaced)
+        columns = [replaced.get(name, column) for name, column in zip(names, batch.columns, strict=True)]
         schema = pa.schema(map(self.field, batch.schema), batch.schema.metadata)
-        return pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=schema)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def field(self, field: Any) -> Any:
         """The field of a column in the result."""
@@ -273,9 +281,12 @@ def refuse_unnamed(who: str, **given: Any) -> None:
 
 
 def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> None:
-    """Raise ValueError for a column that a table does not have."""
+    """Raise ValueError for a column that a table does not have, or has twice."""
+    found = Counter(iter(known))  # of a dict it would take the values for counts
     for name in names:
-        if name not in known:
+        if found[name] > 1:
+            raise ValueError(f"{who}: expected one column {name!r}, got {found[name]}")
+        if not found[name]:
             raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
 
 

@@ -156,12 +156,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupMap(Mapping):
-    """Normalizes by the statistics of the groups. known: the columns of keys and of features."""
+    """Normalizes by the statistics of the groups. known: the columns of keys and of features, in their order."""
 
     who: str
     t: Any
     columns: Collection[str]
     known: tuple[str, ...]
+
+    @property
+    def names(self) -> Collection[str]:
+        """All columns that are read."""
+        return self.known
 
     @classmethod
     def of(cls, who: str, t: Any, kinds: Kinds, columns: Sequence[str] | None) -> "GroupMap":
