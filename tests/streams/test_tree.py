@@ -157,3 +157,10 @@ def test_a_file_keeps_the_mode_of_each_part(rng, tmp_path, suffix):
         assert modes(bnorm.load(tmp_path / f"tree{suffix}")) == modes(tree) == wanted
         tree.eval()
         tree["position"].train()
+
+
+def test_only_trees_are_added():
+    tree = RunningNormTree({"a": RunningNorm(2)})
+    for add in (lambda: tree + 1, lambda: 1 + tree, lambda: tree - 1):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            add()
