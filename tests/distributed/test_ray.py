@@ -164,6 +164,11 @@ def test_a_worker_that_is_killed(ray, engine, tmp_path):
     close(t, fitted())
 
 
+def test_data_that_are_no_dataset(ray, engine):
+    with pytest.raises(TypeError, match=r"ray.moments: data: expected a Dataset of Ray, got pyarrow\.lib\.Table"):
+        engine.moments(table()[0])
+
+
 def test_errors_change_nothing(ray, engine):
     t = fitted(momentum=None)
     before = t.mean_.copy()

@@ -183,6 +183,25 @@ def test_odd_names_of_columns(here, spark):
     assert spark.transform(t, df).count() == 2
 
 
+def test_names_that_spark_cannot_tell_apart(here, spark):
+    left = here.createDataFrame([(1, 2.0, "x"), (2, 6.0, "y")], "k int, a double, A string")
+    right = here.createDataFrame([(1, "u")], "k int, s string")
+    joined = left.join(right, left.k == right.k, "left")
+    t = spark.fit(bnorm.BatchNormTransformer(momentum=None), joined, ["a"])
+    lazy = spark.transform(t, joined)
+    assert lazy.columns == joined.columns
+    assert sorted(map(tuple, lazy.collect()), key=repr) == [(1, -1.0, "x", 1, "u"), (2, 1.0, "y", None, None)]
+    with pytest.raises(ValueError, match=r"spark.fit: expected one column 'k', got 2"):
+        spark.fit(bnorm.BatchNormTransformer(), joined, ["k"])
+
+
+@pytest.mark.parametrize("name", ["fit", "moments", "transform"])
+def test_data_that_are_no_dataframe(here, spark, name):
+    given = [np.ones((2, 2))] if name == "moments" else [bnorm.BatchNormTransformer().fit([[1.0], [2.0]]), {}]
+    with pytest.raises(TypeError, match=rf"spark.{name}: data: expected a DataFrame of Spark, got (numpy|builtins)\."):
+        getattr(spark, name)(*given)
+
+
 def test_errors_change_nothing(here, jobs, spark):
     t = jobs.fitted(momentum=None)
     before = t.mean_.copy()

@@ -49,7 +49,7 @@ def fit(
     BatchNormTransformer or GroupedTransformer
         t itself.
     """
-    reading = reading_of("ray.fit", t, _kinds(data), columns, sample_weight, times)
+    reading = reading_of("ray.fit", t, _kinds("ray.fit", data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
@@ -74,7 +74,7 @@ def moments(
     Moments
         Of all features, in the order of the columns.
     """
-    reading = Reading.of("ray.moments", _kinds(data), columns, sample_weight, exact)
+    reading = Reading.of("ray.moments", _kinds("ray.moments", data), columns, sample_weight, exact)
     return reading.moments(_states(reading, data))
 
 
@@ -96,7 +96,8 @@ def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Da
     -------
     ray.data.Dataset
     """
-    return data.map_batches(mapping_of("ray.transform", t, _kinds(data), columns).table, **IN_PLACE)
+    mapping = mapping_of("ray.transform", t, _kinds("ray.transform", data), columns)
+    return data.map_batches(mapping.table, **IN_PLACE)
 
 
 class MomentsAggregate(AggregateFn):  # type: ignore[misc]
@@ -183,7 +184,9 @@ def _of_block(reading: Partitions, table: pa.Table) -> pa.Table:
     return pa.table(reading.attempt([table]), pa.schema({"state": pa.binary(), "error": pa.string()}))
 
 
-def _kinds(data: Dataset) -> dict[str, int | None]:
+def _kinds(who: str, data: Dataset) -> dict[str, int | None]:
+    if not isinstance(data, Dataset):
+        raise TypeError(f"{who}: data: expected a Dataset of Ray, got {type(data).__module__}.{type(data).__name__}")
     schema = data.schema()
     return {} if schema is None else _kinds_of(schema.base_schema)
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types
 
 from bnorm import arrow
-from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading
+from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading, refuse_unknown
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.moments import Moments
 
@@ -49,7 +49,7 @@ def fit(
     BatchNormTransformer or GroupedTransformer
         t itself.
     """
-    reading = reading_of("spark.fit", t, _kinds(data), columns, sample_weight, times)
+    reading = reading_of("spark.fit", t, _kinds("spark.fit", data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
@@ -74,7 +74,7 @@ def moments(
     Moments
         Of all features, in the order of the columns.
     """
-    reading = Reading.of("spark.moments", _kinds(data), columns, sample_weight, exact)
+    reading = Reading.of("spark.moments", _kinds("spark.moments", data), columns, sample_weight, exact)
     return reading.moments(_states(reading, data))
 
 
@@ -96,16 +96,26 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     -------
     pyspark.sql.DataFrame
     """
-    mapping = mapping_of("spark.transform", t, _kinds(data), columns)
-    if isinstance(mapping, Map) and not any(_kind(data.schema[name].dataType) == VECTOR for name in mapping.columns):
-        return data.select(*(_column(mapping, field) for field in data.schema.fields))
-    fields = [_normalized(field) if field.name in mapping.columns else field for field in data.schema.fields]
+    kinds, fields = _kinds("spark.transform", data), data.schema.fields
+    mapping = mapping_of("spark.transform", t, kinds, columns)
+    refuse_unknown(mapping.who, mapping.names, data.columns)
+    if isinstance(mapping, Map) and not any(kinds[name] == VECTOR for name in mapping.columns):
+        distinct, found = _distinct(data)
+        result = distinct.select(*map(partial(_column, mapping), fields, found))
+        return result if distinct is data else result.toDF(*data.columns)
+    fields = [_normalized(field) if field.name in mapping.columns else field for field in fields]
     return _in_arrow(data, partial(_mapped, mapping), types.StructType(fields))
 
 
-def _column(mapping: Map, field: Any) -> Any:
+def _distinct(data: Any) -> tuple[Any, list[Any]]:
+    """Return a DataFrame and all its columns. They get other names if Spark cannot tell theirs apart, as a and A."""
+    if len({name.lower() for name in data.columns}) < len(data.columns):
+        data = _safe(data)
+    return data, [F.col(_quoted(name)) for name in data.columns]
+
+
+def _column(mapping: Map, field: Any, column: Any) -> Any:
     """Return the expression by which Spark itself computes a column: no value passes through Python."""
-    column = F.col(_quoted(field.name))
     if field.name not in mapping.columns:
         return column
     place, _ = mapping.columns[field.name]
@@ -124,12 +134,15 @@ def _quoted(name: str) -> str:
 
 def _states(reading: Partitions, data: Any) -> list[bytes]:
     """One state for each partition that has rows, in the order of the partitions."""
-    data = data.select(*map(_quoted, reading.names))
-    packed = [f.name for f in data.schema.fields if isinstance(reading, Reading) and f.dataType == types.DoubleType()]
+    refuse_unknown(reading.who, reading.names, data.columns)
+    kinds = {field.name: field.dataType for field in data.schema.fields}
+    names, (data, found) = data.columns, _distinct(data)
+    places = dict(zip(names, found, strict=True))
+    packed = [name for name in reading.names if isinstance(reading, Reading) and kinds[name] == types.DoubleType()]
     if len(packed) < PACKED:
         packed = []
-    alone = [name for name in data.columns if name not in packed]
-    columns = [F.col(_quoted(name)) for name in alone] + [F.array(*map(_quoted, packed))] * bool(packed)
+    alone = [name for name in reading.names if name not in packed]
+    columns = [places[name] for name in alone] + [F.array(*(places[name] for name in packed))] * bool(packed)
     function = partial(_of_partition, reading, alone, packed)
     rows = _in_arrow(data.select(*columns), function, STATES).collect()
     return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
@@ -137,8 +150,11 @@ def _states(reading: Partitions, data: Any) -> list[bytes]:
 
 def _in_arrow(data: Any, function: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> Any:
     """Call `mapInArrow` with safe names of columns: it cannot find columns with names such as a.b."""
-    safe = data.toDF(*(f"c{i}" for i in range(len(data.columns))))
-    return safe.mapInArrow(partial(_renamed, function, data.columns), schema)
+    return _safe(data).mapInArrow(partial(_renamed, function, data.columns), schema)
+
+
+def _safe(data: Any) -> Any:
+    return data.toDF(*(f"c{i}" for i in range(len(data.columns))))
 
 
 def _renamed(
@@ -173,7 +189,11 @@ def _mapped(mapping: Mapping, batches: Iterator[Any]) -> Iterator[Any]:
     return map(mapping.batch, batches)
 
 
-def _kinds(data: Any) -> dict[str, int | None]:
+def _kinds(who: str, data: Any) -> dict[str, int | None]:
+    if not hasattr(type(data), "mapInArrow"):
+        raise TypeError(
+            f"{who}: data: expected a DataFrame of Spark, got {type(data).__module__}.{type(data).__name__}"
+        )
     return {field.name: _kind(field.dataType) for field in data.schema.fields}
 
 
