@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sys
+import zlib
 from collections.abc import Generator
 from importlib.util import find_spec
 from typing import Any
@@ -60,3 +62,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if reason := gpu.available():
             raise pytest.UsageError(f"-m {session.config.option.markexpr}: {reason}")
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Function) -> None:
+    """The generators of a test's module begin anew, each time with a seed of the test's own: the numbers that it draws
+    depend on its name, not on the tests that ran before it in the same process."""
+    import numpy as np
+
+    seed = zlib.crc32(item.nodeid.encode())
+    for found in vars(item.module).values():
+        if isinstance(found, np.random.Generator):
+            found.bit_generator.state = np.random.PCG64(seed).state
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
