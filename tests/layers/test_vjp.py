@@ -234,18 +234,18 @@ def test_no_backward_is_of_one_thread():
     def other():
         with bnorm.no_backward():
             inside.set()
-            go.wait(10)
+            assert go.wait(60)
             layer = bnorm.LayerNorm(C)
             layer(x)
             left["there"] = layer._saved
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     layer = bnorm.LayerNorm(C)
     layer(x)
     go.set()
-    thread.join(10)
+    thread.join()
     assert left == {"there": None}
     assert layer.backward(x).shape == x.shape
 
