@@ -28,6 +28,7 @@ from bnorm.kernels.cpu import buffers
 
 ALLOWED = 1 << 20  # bytes of growth over the last half
 SAMPLES = 40
+LEAST = 3  # calls of a sample: on a slow machine, too, all sizes have come once when the last half begins
 
 
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
@@ -54,12 +55,10 @@ def memory_of(scene: Callable[[int], None], seconds: float) -> dict[str, int]:
     """Return how much each kind of memory has grown over the last half of the time, and the number of calls."""
     begun, i, found = time.monotonic(), 0, []
     while time.monotonic() - begun < seconds or len(found) < SAMPLES:
-        until = begun + seconds * (len(found) + 1) / SAMPLES
-        while True:
+        until, least = begun + seconds * (len(found) + 1) / SAMPLES, LEAST * (len(found) + 1)
+        while i < least or time.monotonic() < until:
             scene(i)
             i += 1
-            if time.monotonic() >= until:
-                break
         gc.collect()
         found.append((sys.getallocatedblocks() * 64, heap(), buffers.kept_bytes()))
     half = np.array(found[len(found) // 2 :])
