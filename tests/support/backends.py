@@ -1,9 +1,9 @@
 """The backends, so that one test runs on each: the processor, CUDA on the emulator (with clusters too) and on a device.
 
 A test takes the fixture `backend`, gives it NumPy arrays and gets NumPy arrays back: `backend("moments", x)`; or it
-moves them itself, by `backend.up` and `backend.down`. `on_backends` chooses its parameters: every case and type, with
-settings drawn so that each value of one meets each value of another (drawing.py); with CUDA fewer cases, as the
-emulator is slow. `-m slow` runs the processor over all combinations.
+moves them itself, by `backend.up` and `backend.down`. `on_backends` chooses its parameters: every block and type once,
+with settings drawn so that values meet that have not met yet (drawing.py); with CUDA fewer cases, as the emulator is
+slow. `-m slow` runs the processor over all combinations.
 """
 
 from itertools import product
@@ -20,7 +20,7 @@ from bnorm.kernels.gpu.jobs import JOB
 from cases import CASES, DTYPES, Case, c_order
 from drawing import pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
-from kernel_checks import exact
+from kernel_checks import BLOCKS, exact
 
 SWITCH = (False, True)
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.2), SILU, GELU)
@@ -151,13 +151,13 @@ def parametrized(names, runs, **slow):
 
 
 def on_backends(cuda=CUDA_RUNS, **settings):
-    """Parameters backend, case, dtype and the settings, each with its values. On the processor every two values meet,
-    over all cases and types, and over the cases made for CUDA in float32. CUDA takes each case and type once, and only
-    the first two of ACTIVATIONS, as each is another instance to compile."""
+    """Parameters backend, case, dtype and the settings, each with its values. Each case and type comes once, those made
+    for CUDA on the processor in float32 alone; there every two settings meet, and every setting each type. CUDA takes
+    only the first two of ACTIVATIONS, as each is another instance to compile."""
     few = [all_[:2] if all_ is ACTIVATIONS else all_ for all_ in settings.values()]
     there, clustered = (pairwise(rows, *few, once=True) for rows in (cuda, CLUSTER_RUNS))
-    rows = [*product(CASES, DTYPES), *product(MORE, ["float32"])]
-    runs = {"cpu": pairwise(rows, *settings.values()), "emulator": there, "clusters": clustered}
+    rows = [*product(BLOCKS, DTYPES), *product(MORE, ["float32"])]
+    runs = {"cpu": pairwise(rows, *settings.values(), once=True), "emulator": there, "clusters": clustered}
     every = ((*row, *more) for row in rows for more in product(*settings.values()))
     return parametrized(["case", "dtype", *settings], runs | {"device": there + clustered}, cpu=every)
 
@@ -165,9 +165,9 @@ def on_backends(cuda=CUDA_RUNS, **settings):
 def at_the_ends(dtypes=("float32", "float64"), **settings):
     """The same for tests that change all values, where CUDA takes every setting of few cases."""
     there = list(product(ENDS, [d for d in dtypes if d != "float16"], *settings.values()))
-    here = pairwise(list(product(CASES, dtypes)), *settings.values())
+    here = pairwise(list(product(BLOCKS, dtypes)), *settings.values(), once=True)
     runs = {"cpu": here, "emulator": there, "device": there}
-    return parametrized(["case", "dtype", *settings], runs, cpu=product(CASES, dtypes, *settings.values()))
+    return parametrized(["case", "dtype", *settings], runs, cpu=product(BLOCKS, dtypes, *settings.values()))
 
 
 def each_backend(**settings):
