@@ -109,3 +109,23 @@ def test_moments_of_axes_with_extremes(cupy, weighted):
             assert_close(a.mean.host, b.mean, 1e-13)
             assert_same(a.min.host, b.min)
             assert_same(a.max.host, b.max)
+
+
+@needs_emulator
+def test_weights_of_long_samples(cupy):
+    """Each is that of so many values that their moments come first."""
+    x, weight = np.random.default_rng(2).standard_normal((3, 4, 8, 16)), np.array([0.5, 0.0, 2.0])
+    for axis in (1, (1, 2)):
+        got = F.moments(there(x), axis=axis, weight=there(weight))
+        same_moments(got, F.moments(x, axis=axis, weight=weight))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (2, 3, 0), (0, 3, 2)])
+def test_extremes_of_nothing(cupy, shape):
+    x, weight = np.zeros(shape), np.ones(shape[:1])
+    for options in ({}, {"skipna": True}, {"weight": weight}):
+        got = F.moments(there(x), minmax=True, **{name: there(value) for name, value in options.items()})
+        want = F.moments(x, minmax=True, **options)
+        assert_same(got.count.host, want.count)
+        assert_same(got.min.host, want.min)
+        assert_same(got.max.host, want.max)

@@ -275,6 +275,9 @@ class ndarray:
     def ravel(self, order="C"):
         return wrapped(np.ascontiguousarray(self.host.ravel(order)))
 
+    def repeat(self, repeats, axis=None):
+        return wrapped(self.host.repeat(repeats, axis))
+
     def view(self, dtype=None):
         if isinstance(dtype, type) and issubclass(dtype, ndarray):
             made = object.__new__(dtype)

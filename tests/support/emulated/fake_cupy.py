@@ -111,7 +111,7 @@ FUNCTIONS |= {"empty": empty, "zeros": zeros, "ones": ones, "full": full}  # wit
 
 @function
 def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
-    made = wrapped(np.empty_like(prototype.host, dtype, order))
+    made = wrapped(np.empty_like(prototype.host, dtype, order, shape=shape))
     if made.size:
         made.host.fill(np.nan if made.dtype.kind == "f" else 1)
     return made
@@ -119,17 +119,17 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
 
 @function
 def zeros_like(a, dtype=None, order="K", subok=None, shape=None):
-    return wrapped(np.zeros_like(a.host, dtype, order))
+    return wrapped(np.zeros_like(a.host, dtype, order, shape=shape))
 
 
 @function
 def ones_like(a, dtype=None, order="K", subok=None, shape=None):
-    return wrapped(np.ones_like(a.host, dtype, order))
+    return wrapped(np.ones_like(a.host, dtype, order, shape=shape))
 
 
 @function
 def full_like(a, fill_value, dtype=None, order="K", subok=None, shape=None):
-    return wrapped(np.full_like(a.host, opened(fill_value), dtype, order))
+    return wrapped(np.full_like(a.host, opened(fill_value), dtype, order, shape=shape))
 
 
 @function

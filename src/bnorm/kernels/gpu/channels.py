@@ -50,7 +50,9 @@ def moments(x: Array, weight: Array | None = None, skipna: bool = False) -> Arra
 
 def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Array:
     """Return the least and the greatest value of each channel, (2, C), by CuPy's own reductions."""
-    x = x.reshape(x.shape[0], x.shape[1], -1) if x.size else x.reshape(0, x.shape[1], 1)
+    if not x.size:
+        return np.full_like(x, np.nan, FLOAT64, shape=(2, x.shape[1]))
+    x = x.reshape(x.shape[0], x.shape[1], -1)
     counts = np.ones_like(x, dtype=bool)
     if weight is not None:
         counts &= weight.reshape(len(x), 1, -1) != 0
@@ -58,8 +60,6 @@ def extremes(x: Array, weight: Array | None = None, skipna: bool = False) -> Arr
         counts &= ~np.isnan(x)
     few = counts.sum(axis=(0, 2)) == 0
     values = [np.where(counts, x, inf).astype(FLOAT64) for inf in (np.inf, -np.inf)]
-    if not len(x):
-        return np.stack([few * np.nan, few * np.nan])
     least, greatest = values[0].min(axis=(0, 2)), values[1].max(axis=(0, 2))
     return np.where(few, np.nan, np.stack([least, greatest])) + 0.0
 
