@@ -361,7 +361,7 @@ class Statistics:
         share, square = (np.expm1(-k * half * rows) / np.expm1(-k * half) / rows for k in (1, 2))
         faded = parts.copy()
         faded[[0, 2]] *= share
-        last = np.full(parts.shape[1], float(self.rows + rows), like=parts)
+        last = np.full_like(parts[0], float(self.rows + rows))
         return faded, faded[0] * faded[0] - parts[0] * square, last
 
     def _zeros(self) -> ndarray:

@@ -270,6 +270,18 @@ def test_the_layer_in_training_mode_pools(cupy, ddof):
     assert_same(t.layer_(a).host, t.transform(a).host)
 
 
+def test_batches_that_are_pooled_fade_together(cupy, pair):
+    host, device = pair(table(nan=False), {"halflife": 7.0})
+    x = table(20, seed=1, nan=False)
+    for t, a in ((host, x), (device, cupy.asarray(x))):
+        layer = t.layer_.train()
+        with layer.pooled_stats():
+            layer(a[:12])
+            layer(a[12:])
+        layer.eval()
+    agree(device, host, 2e-6)
+
+
 def test_a_state_of_a_layer_can_be_loaded(cupy, pair):
     host, device = pair(table(), {"momentum": None})
     t = BatchNormTransformer(momentum=None).fit(cupy.asarray(table(seed=9)))

@@ -246,10 +246,11 @@ def test_empty():
     assert rev.backward(np.zeros((0, 5, 3))).shape == (0, 5, 3)
 
 
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_device(cupy, masked, last):
-    here, there = (made({"subtract_last": last}) for _ in range(2))
+def test_device(cupy, masked, last, affine):
+    here, there = (made({"subtract_last": last, "affine": affine}) for _ in range(2))
     there.to("cuda")
     x = series(dtype="float32")
     mask = np.ones((4, 12))
@@ -261,6 +262,6 @@ def test_device(cupy, masked, last):
         z = rev(a, weight=w)
         y = rev.inverse(z[:, -2:])
         dout = rev.inverse.backward(g)
-        found.append([z, y, dout, rev.backward(z), rev.gamma.grad, rev.beta.grad])
+        found.append([z, y, dout, rev.backward(z), *(p.grad for p in rev.parameters())])
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(b.get(), a, rtol=2e-5, atol=2e-5)

@@ -157,7 +157,7 @@ def levels(
     if has_last and steps:
         self.center, self.low = _last(rows, weight), low * 0
     self.gamma, self.beta = (None if p is None else p.copy() for p in (gamma, beta))
-    self.gain = np.ones((channels,), like=mean) if self.gamma is None else self.gamma
+    self.gain = np.ones_like(mean, shape=(channels,)) if self.gamma is None else self.gamma
     self.dcenter = self.dstd = mean * 0
     self.pulled = False
     return self
