@@ -1,13 +1,15 @@
 """The numpydoc sections that public functions share, so that each parameter is described once."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from textwrap import indent
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Table = Mapping[str, tuple[str, str]]  # the type and the description of each parameter
 
-PARAMETERS = {  # the type, and the description
+PARAMETERS = {
     "x": (
         "array_like",
         "The input, of dtype float16, float32, float64, or bfloat16 of ml_dtypes. Bools and integers are computed in\n"
@@ -73,19 +75,29 @@ TypeError, ValueError
     If an argument is invalid. The message names the function and the parameter, and nothing has changed."""
 
 
-def normalizes(**texts: str) -> Callable[[Function], Function]:
-    """Complete the docstring of a function that returns y and saved; `texts` replaces descriptions of parameters."""
+def described(table: Table, after: str = "", **texts: str) -> Callable[[Function], Function]:
+    """Complete the docstring of a function or method: its parameters, as in `texts` or the table, and `after`."""
 
     def finish(f: Function) -> Function:
-        text, examples, example = inspect.cleandoc(f.__doc__ or "").partition("Examples\n")
-        lines = []
-        for name, parameter in inspect.signature(f).parameters.items():
-            kind, described = PARAMETERS[name]
-            lines.append(listed(parameter, kind, texts.get(name, described)))
-        f.__doc__ = "\n".join([text + "Parameters\n----------", *lines, "", RETURNS, "", examples + example])
+        f.__doc__ = completed(f, table, texts, after=after)
         return f
 
     return finish
+
+
+normalizes = partial(described, PARAMETERS, RETURNS)  # for functions that return y and saved
+
+
+def completed(f: Callable[..., Any], table: Table, texts: Mapping[str, str], more: str = "", after: str = "") -> str:
+    """Return a docstring with `more` text, a section of all parameters, the sections `after`, and its examples."""
+    text, examples, example = inspect.cleandoc(f.__doc__ or "").partition("Examples\n")
+    lines = ["Parameters\n----------"]
+    for name, parameter in inspect.signature(f).parameters.items():
+        if name != "self":
+            kind, description = table[name]
+            lines.append(listed(parameter, kind, texts.get(name, description)))
+    sections = (text.rstrip(), more, "\n".join(lines), after, examples + example)
+    return "\n\n".join(filter(None, sections))
 
 
 def listed(parameter: inspect.Parameter, kind: str, text: str) -> str:

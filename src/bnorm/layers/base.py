@@ -109,6 +109,8 @@ class Layer:
         """Return y, in the shape, dtype and memory order of x."""
         raise NotImplementedError
 
+    forward = __call__  # in a subclass its own, by `__init_subclass__` and `public`
+
     @property
     def gamma(self) -> Parameter | Any:  # None only without affine: users need not rule it out
         """The scale, also called weight; None without affine. Assigned values are copied into its data."""

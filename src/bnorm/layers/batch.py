@@ -15,12 +15,16 @@ from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
-from bnorm.layers.documents import public
+from bnorm.layers.documents import normalizes, public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
 from bnorm.passes import batch_forward, known_forward
 
 ON_SINGLE = ("raise", "running")
+WEIGHT = (
+    "How much each value counts in the statistics of a training batch, or a bool mask. The shape is that of x\n"
+    "without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it."
+)
 
 
 class BatchNorm(Tracking):
@@ -77,31 +81,14 @@ class BatchNorm(Tracking):
             raise ValueError(f"{self._who}: on_single: expected 'raise' without running statistics, got 'running'")
         self._on_single: str = on_single
 
+    @normalizes(weight=WEIGHT)
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """Normalize x. In training this updates the running statistics.
-
-        Parameters
-        ----------
-        x : array_like
-            The input; see the class for its shape.
-        weight : array_like, optional
-            How much each value counts in the statistics of a training batch, or a bool mask. The shape is that of x
-            without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
-        out : ndarray, optional
-            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
-
-        Returns
-        -------
-        y : ndarray
-            In the shape, dtype and memory order of x; float64 for bools and integers.
-        """
+        """Normalize x. In training this updates the running statistics."""
         if self._group is None or not (self._training or not self._track_running_stats):
             return self._forward(x, weight, out, None)
         kernels = self._kernels_of_all(self._group)
         with kernels.turn("forward"):
             return self._forward(x, weight, out, kernels)
-
-    forward = __call__
 
     def _forward(self, x: Any, weight: "ArrayLike | None", out: ndarray | None, kernels: Shared | None) -> ndarray:
         """Do `__call__`. kernels: None, or those for a batch that is spread over all ranks."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
 
 from bnorm.documents import PARAMETERS as OF_FUNCTIONS
-from bnorm.documents import listed
+from bnorm.documents import completed, described
 
 Class = TypeVar("Class", bound=type)
 
-PARAMETERS = {  # the type, and the description
+PARAMETERS = {  # of constructors: the type, and the description
     "num_features": ("int", "The number of channels, C."),
     "normalized_shape": (
         "int or tuple of int",
@@ -71,6 +72,28 @@ WITHOUT_STATISTICS = {  # other descriptions for layers that have no running sta
     "dtype": "The type of the parameters, float64 or float32. x and y may have any other type.",
     "device": '"cpu", or "cuda": then all arrays, x and y included, are CuPy arrays.',
 }
+OF_CALLS = {
+    "x": ("array_like", "The input; see the class for its shape."),
+    "weight": (
+        "array_like, optional",
+        "How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is\n"
+        "that of x without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.\n"
+        "If all weights of a sample are 0, y is beta.",
+    ),
+    "out": (
+        "ndarray, optional",
+        "An array for y: x itself, which then has no backward, or an array that overlaps no other.",
+    ),
+    "residual": (
+        "array_like, optional",
+        "Of the shape and dtype of x. Added to x in the same pass; the sum h is kept for the backward, not copied.",
+    ),
+}
+Y = """Returns
+-------
+y : ndarray
+    In the shape, dtype and memory order of x; float64 for bools and integers."""
+normalizes = partial(described, OF_CALLS, Y)  # for `__call__`
 OWN = ("__init__", "__call__")  # the methods that `public` copies for each class
 
 
@@ -84,21 +107,12 @@ def public(**texts: str) -> Any:
         for name in OWN:
             setattr(cls, name, _renamed(getattr(cls, name), f"{cls.__name__}.{name}"))
         cls.forward = cls.__call__  # type: ignore[attr-defined]
-        text, examples, example = inspect.cleandoc(cls.__doc__ or "").partition("\nExamples\n")
+        special = texts if "nonfinite" in inspect.signature(cls).parameters else {**WITHOUT_STATISTICS, **texts}
         shared = inspect.cleandoc(getattr(cls, "_DOCUMENT", ""))  # text for all classes of a family
-        about = [f"{text.rstrip()}\n", f"{shared}\n"] if shared else [text]
-        given = inspect.signature(cls).parameters
-        special = texts if "nonfinite" in given else {**WITHOUT_STATISTICS, **texts}
-        lines = [_described(p, special) for p in given.values()]
-        cls.__doc__ = "\n".join([*about, "Parameters\n----------", *lines]) + "\n" + examples + example
+        cls.__doc__ = completed(cls, PARAMETERS, special, shared)
         return cls
 
     return finish
-
-
-def _described(parameter: inspect.Parameter, texts: dict[str, str]) -> str:
-    kind, text = PARAMETERS[parameter.name]
-    return listed(parameter, kind, texts.get(parameter.name, text))
 
 
 def _renamed(f: Any, name: str) -> FunctionType:

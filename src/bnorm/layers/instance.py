@@ -12,12 +12,17 @@ from bnorm.kernels import BACKENDS, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
-from bnorm.layers.documents import public
+from bnorm.layers.documents import OF_CALLS, normalizes, public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
 from bnorm.passes import Saved, known_forward, row_forward
 
 TRACKING = "Whether there are running statistics for inference. Without them inference works as training does."
+WEIGHT = (
+    f"{OF_CALLS['weight'][1]} Such a sample does not count in the running\n"
+    "statistics; with a momentum, neither does a sample whose weights add up to ddof or less. In inference by running\n"
+    "statistics weight has no effect."
+)
 
 
 class InstanceNorm(Tracking):
@@ -53,27 +58,9 @@ class InstanceNorm(Tracking):
             *(activation, negative_slope, nonfinite, dtype, device),
         )
 
+    @normalizes(weight=WEIGHT)
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """Normalize each channel of each sample of x. In training this updates running statistics, if there are any.
-
-        Parameters
-        ----------
-        x : array_like
-            The input; see the class for its shape.
-        weight : array_like, optional
-            How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
-            that of x without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
-            If all weights of a sample are 0, y is beta, and the sample does not count in the running statistics; with
-            a momentum, neither does a sample whose weights add up to ddof or less. In inference by running statistics
-            weight has no effect.
-        out : ndarray, optional
-            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
-
-        Returns
-        -------
-        y : ndarray
-            In the shape, dtype and memory order of x; float64 for bools and integers.
-        """
+        """Normalize each channel of each sample of x. In training this updates running statistics, if there are any."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who, axis = self._who, self._axis
         known = self._track_running_stats and not self._training
@@ -111,8 +98,6 @@ class InstanceNorm(Tracking):
                 self._warn_once(left)
         return y
 
-    forward = __call__
-
     @np.errstate(all="ignore")  # infinity and NaN are data
     def _parts(self, x: ndarray, rows: tuple[ndarray, view.Layout], weight: "ArrayLike | None") -> ndarray | None:
         """Return the parts (count, mean, m2, low) of each channel for the running statistics; None if no value counts.
@@ -120,35 +105,39 @@ class InstanceNorm(Tracking):
         With a momentum they are averages over the samples whose weights count, as in PyTorch; with momentum None they
         are the parts of all values.
         """
-        kernels, pooled = BACKENDS[type(x)], self._running.momentum is None
-        samples = rows[0]
-        n, channels, _, length = samples.shape
+        kernels, running = BACKENDS[type(x)], self._running
+        pooled = running.momentum is None
         block, layout = view.channels(x, self._axis) if pooled else rows
         w: Any = None
         if weight is not None:
             w, positive = checks.weights(self._who, weight, layout, type(x), keep=False)
             if not positive:
                 return None
-        if pooled:
-            parts: ndarray = kernels.moments(block, w)
-        elif w is not None:
-            ddof = self._running.ddof
-            parts = _of_sample(kernels, samples[0].reshape(1, channels, length), w[:1], ddof)
-            for i in range(1, n):
-                parts += _of_sample(kernels, samples[i].reshape(1, channels, length), w[i : i + 1], ddof)
-            parts /= parts[3] + (parts[3] == 0)
-            parts[2] *= parts[0] - ddof
-            parts[3] = 0
-        else:
-            parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
-            parts[1] += parts[3]
-            parts[3] = 0
-        if self._running.nonfinite == "raise":  # try it on a copy, before anything is written
+        parts = kernels.moments(block, w) if pooled else _averaged(kernels, block, w, running.ddof)
+        if running.nonfinite == "raise":  # try it on a copy, before anything is written
             try:
-                kernels.move(self._running.rule.copy(), parts, None, None, None, 0, 1, x.size / self._num_features)
+                kernels.move(running.rule.copy(), parts, None, None, None, 0, 1, x.size / self._num_features)
             except FloatingPointError as error:
                 raise self._not_finite(error) from None
         return parts
+
+
+def _averaged(kernels: Any, samples: ndarray, w: ndarray | None, ddof: int) -> ndarray:
+    """Return the averages over the samples, of shape (n, channels, 1, length), of the parts of each channel."""
+    n, channels, _, length = samples.shape
+    parts: ndarray
+    if w is None:
+        parts = kernels.moments(samples.reshape(1, n * channels, length)).reshape(4, n, channels).mean(1)
+        parts[1] += parts[3]
+    else:
+        each = samples.reshape(n, 1, channels, length)
+        parts = _of_sample(kernels, each[0], w[:1], ddof)
+        for i in range(1, n):
+            parts += _of_sample(kernels, each[i], w[i : i + 1], ddof)
+        parts /= parts[3] + (parts[3] == 0)
+        parts[2] *= parts[0] - ddof
+    parts[3] = 0
+    return parts
 
 
 def _of_sample(kernels: Any, x: ndarray, weight: ndarray, ddof: int) -> ndarray:

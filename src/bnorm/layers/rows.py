@@ -7,12 +7,13 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from bnorm import checks
 from bnorm.checks import FLOATS
+from bnorm.documents import described
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
 from bnorm.layers.backward import OPEN, keep
 from bnorm.layers.base import Layer, adjustable, fixed, signature_of
-from bnorm.layers.documents import public
+from bnorm.layers.documents import OF_CALLS, Y, normalizes, public
 from bnorm.passes import row_forward
 
 OF_FLOAT32, OF_FLOAT64 = 2.0**-23, 2.0**-52  # machine epsilon: the spacing of numbers above 1
@@ -56,24 +57,13 @@ class OverLastAxes(Layer):
     def __call__(self, x: Any, out: ndarray | None = None) -> ndarray: ...
     @overload
     def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any) -> Any: ...
+    @described(
+        OF_CALLS,
+        f"{Y} With a residual the pair (y, h);\n    then the backward takes (dy, dh).",
+        x="The input, whose last axes have the shape `normalized_shape`.",
+    )
     def __call__(self, x: Any, out: ndarray | None = None, *, residual: Any = None) -> Any:
-        """Normalize each sample of x; with a residual, of their sum.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, whose last axes have the shape `normalized_shape`.
-        out : ndarray, optional
-            An array for y: x itself, which then has no backward, or an array that overlaps no other.
-        residual : array_like, optional
-            Of the shape and dtype of x. Added to x in the same pass; the sum h is kept for the backward, not copied.
-
-        Returns
-        -------
-        y : ndarray
-            In the shape, dtype and memory order of x; float64 for bools and integers. With a residual the pair (y, h);
-            then the backward takes (dy, dh).
-        """
+        """Normalize each sample of x; with a residual, of their sum."""
         given = () if out is None else ({"x": x, "residual": residual}, self._own or self._owned())
         layout: Any = self._layout
         block = again(x, layout)  # in a loop every x is like the last one, and needs fewer checks
@@ -97,8 +87,6 @@ class OverLastAxes(Layer):
         else:
             self._saved = saved
         return y
-
-    forward = __call__
 
 
 @public()
@@ -223,25 +211,9 @@ class GroupNorm(Layer):
         super().__init__(who, (self._num_channels,), eps, affine, bias, activation, negative_slope, dtype, device)
         self._axis = checks.integer(who, "axis", axis)
 
+    @normalizes(x="The input, with num_channels channels on `axis`.")
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
-        """Normalize each group of channels of each sample of x.
-
-        Parameters
-        ----------
-        x : array_like
-            The input, with num_channels channels on `axis`.
-        weight : array_like, optional
-            How much each value counts in the statistics of its sample, or a bool mask, as for padding. The shape is
-            that of x without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it.
-            If all weights of a sample are 0, y is beta.
-        out : ndarray, optional
-            An array for the result: x itself, which then has no backward, or an array that overlaps no other.
-
-        Returns
-        -------
-        y : ndarray
-            In the shape, dtype and memory order of x; float64 for bools and integers.
-        """
+        """Normalize each group of channels of each sample of x."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
         who = self._who
         layout: Any = self._layout
@@ -266,5 +238,3 @@ class GroupNorm(Layer):
         else:
             self._saved = saved
         return y
-
-    forward = __call__

@@ -118,8 +118,6 @@ class RevIN(Layer):
         result: ndarray = view.ordered(view.restore(z.reshape(layout.block), layout), saved.order)
         return result
 
-    forward = __call__
-
     @property
     def inverse(self) -> "Inverse":
         """`y = rev.inverse(out)` brings a forecast back to the series of the last forward; see `Inverse`."""
