@@ -13,14 +13,18 @@ from ray.data import Dataset
 from ray.data.aggregate import AggregateFn
 from ray.data.preprocessor import Preprocessor
 
+from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NONE, Map, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
+from bnorm.documents import described
 from bnorm.moments import Moments
 
 AGGREGATE = "ray.MomentsAggregate"
 IN_PLACE = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}  # block by block
+PARAMETERS = table("ray.data.Dataset", "tensors, or lists of numbers")
 
 
+@described(PARAMETERS, FITTED)
 def fit(
     t: Any,
     data: Dataset,
@@ -28,73 +32,25 @@ def fit(
     sample_weight: str | None = None,
     times: str | None = None,
 ) -> Any:
-    """Fit a transformer to the rows of a Dataset, as `t.fit` does to a table in memory. It computes at once.
-
-    Parameters
-    ----------
-    t : BatchNormTransformer or GroupedTransformer
-        Its keys are columns of strings, numbers, bools or dates. After an error it is as it was.
-    data : ray.data.Dataset
-        A null is a missing value.
-    columns : sequence of str, optional
-        Columns of numbers or bools, which are features of that name, or of vectors (tensors, or lists of numbers) of
-        one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
-    sample_weight : str, optional
-        The column of the weights of the rows.
-    times : str, optional
-        The column of the times of the rows, for a half-life that is a length of time.
-
-    Returns
-    -------
-    BatchNormTransformer or GroupedTransformer
-        t itself.
-    """
+    """Fit a transformer to the rows of a Dataset, as `t.fit` does to a table in memory. It computes at once."""
     reading = reading_of("ray.fit", t, _kinds("ray.fit", data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
+@described(PARAMETERS, MOMENTS)
 def moments(
     data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
 ) -> Moments:
-    """Count, mean and m2 of columns of a Dataset, in one pass. It computes at once.
-
-    Parameters
-    ----------
-    data : ray.data.Dataset
-        A null is a missing value.
-    columns : sequence of str, optional
-        As for `fit`.
-    sample_weight : str, optional
-        The column of the weights of the rows.
-    exact : bool, default False
-        Whether to keep the sums as integers, as in `functional.moments`.
-
-    Returns
-    -------
-    Moments
-        Of all features, in the order of the columns.
-    """
+    """Return count, mean and m2 of columns of a Dataset, in one pass. It computes at once."""
     reading = Reading.of("ray.moments", _kinds("ray.moments", data), columns, sample_weight, exact)
     return reading.moments(_states(reading, data))
 
 
+@described(PARAMETERS, "Returns\n-------\nray.data.Dataset", **OF_TRANSFORM)
 def transform(t: Any, data: Dataset, columns: Sequence[str] | None = None) -> Dataset:
     """Normalize the features that a transformer has learned, in a Dataset, lazily; other columns are untouched.
 
     The result uses the transformer as it is now. Columns of floats keep their type, others become float64.
-
-    Parameters
-    ----------
-    t : BatchNormTransformer or GroupedTransformer
-        Fitted.
-    data : ray.data.Dataset
-        The rows to normalize.
-    columns : sequence of str, optional
-        The columns of the features, if they have no names. By default all columns of numbers and vectors.
-
-    Returns
-    -------
-    ray.data.Dataset
     """
     mapping = mapping_of("ray.transform", t, _kinds("ray.transform", data), columns)
     return data.map_batches(mapping.table, **IN_PLACE)
@@ -111,9 +67,9 @@ class MomentsAggregate(AggregateFn):  # type: ignore[misc]
         As for `fit`.
     sample_weight : str, optional
         The column of the weights of the rows.
-    exact : bool, default=False
+    exact : bool, default False
         Whether to keep sums as integers.
-    name : str, default="moments"
+    name : str, default "moments"
         The column of the result.
     """
 

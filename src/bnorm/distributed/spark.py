@@ -13,14 +13,18 @@ from pyspark.sql import functions as F
 from pyspark.sql import types
 
 from bnorm import arrow
+from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading, refuse_unknown
 from bnorm.distributed.learners import mapping_of, reading_of
+from bnorm.documents import described
 from bnorm.moments import Moments
 
 PACKED = 2  # from this many columns of double on, send them as one array: Spark sends a column value by value
 STATES = "partition bigint, state binary, error string"
+PARAMETERS = table("pyspark.sql.DataFrame", "`VectorUDT`, or arrays of numbers")
 
 
+@described(PARAMETERS, FITTED)
 def fit(
     t: Any,
     data: Any,
@@ -28,73 +32,25 @@ def fit(
     sample_weight: str | None = None,
     times: str | None = None,
 ) -> Any:
-    """Fit a transformer to the rows of a DataFrame, as `t.fit` does to a table in memory. It computes at once.
-
-    Parameters
-    ----------
-    t : BatchNormTransformer or GroupedTransformer
-        Its keys are columns of strings, numbers, bools or dates. After an error it is as it was.
-    data : pyspark.sql.DataFrame
-        A null is a missing value.
-    columns : sequence of str, optional
-        Columns of numbers or bools, which are features of that name, or of vectors (`VectorUDT`, or arrays of numbers)
-        of one length: the features of a column x are x[0], x[1], and so on. By default all such columns.
-    sample_weight : str, optional
-        The column of the weights of the rows.
-    times : str, optional
-        The column of the times of the rows, for a half-life that is a length of time.
-
-    Returns
-    -------
-    BatchNormTransformer or GroupedTransformer
-        t itself.
-    """
+    """Fit a transformer to the rows of a DataFrame, as `t.fit` does to a table in memory. It computes at once."""
     reading = reading_of("spark.fit", t, _kinds("spark.fit", data), columns, sample_weight, times)
     return reading.fit(t, _states(reading, data))
 
 
+@described(PARAMETERS, MOMENTS)
 def moments(
     data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
 ) -> Moments:
-    """Count, mean and m2 of columns of a DataFrame, in one pass. It computes at once.
-
-    Parameters
-    ----------
-    data : pyspark.sql.DataFrame
-        A null is a missing value.
-    columns : sequence of str, optional
-        As for `fit`.
-    sample_weight : str, optional
-        The column of the weights of the rows.
-    exact : bool, default False
-        Whether to keep the sums as integers, as in `functional.moments`.
-
-    Returns
-    -------
-    Moments
-        Of all features, in the order of the columns.
-    """
+    """Return count, mean and m2 of columns of a DataFrame, in one pass. It computes at once."""
     reading = Reading.of("spark.moments", _kinds("spark.moments", data), columns, sample_weight, exact)
     return reading.moments(_states(reading, data))
 
 
+@described(PARAMETERS, "Returns\n-------\npyspark.sql.DataFrame", **OF_TRANSFORM)
 def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     """Normalize the features that a transformer has learned, in a DataFrame, lazily; other columns are untouched.
 
     The result uses the transformer as it is now. Columns of float and double keep their type, others become double.
-
-    Parameters
-    ----------
-    t : BatchNormTransformer or GroupedTransformer
-        Fitted.
-    data : pyspark.sql.DataFrame
-        The rows to normalize.
-    columns : sequence of str, optional
-        The columns of the features, if they have no names. By default all columns of numbers and vectors.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
     """
     kinds, fields = _kinds("spark.transform", data), data.schema.fields
     mapping = mapping_of("spark.transform", t, kinds, columns)
