@@ -46,7 +46,7 @@ def cases() -> dict[str, Callable[[], object]]:
 
 
 @contextmanager
-def neighbours(n: int) -> Iterator[None]:
+def neighbors(n: int) -> Iterator[None]:
     """Run n processes that compute, until the block ends."""
     running = [subprocess.Popen([sys.executable, "-c", COUNTING]) for _ in range(n)]
     try:
@@ -105,7 +105,7 @@ def main() -> None:
             lines.append(line)
 
     for busy in options.busy:
-        with neighbours(busy * cores):
+        with neighbors(busy * cores):
             measure(f"{busy}")
     measure(f"0, slept {1e3 * SLEEP:.0f} ms before", *SLEPT)
     print("\n".join(aligned(lines, 1)))

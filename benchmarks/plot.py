@@ -9,7 +9,7 @@ from .store import PEERS, SUMMARY, Results, Row, group_of, ratio, short
 from .text import geometric_mean
 
 MARKS = dict(forward="o", inference="s", backward="v", fit="o", partial_fit="D", transform="s", inverse="v")
-COLOURS = {
+COLORS = {
     "NumPy": "gray",
     "PyTorch": "tab:red",
     "torch.compile": "tab:pink",
@@ -66,7 +66,7 @@ def draw_summary(machines: Sequence[Results], path: Path) -> None:
             continue
         mean = geometric_mean(ratios)
         means.setdefault(peer, []).append(mean)
-        axes.barh(i, mean, 0.62, color=COLOURS[peer], label=what)
+        axes.barh(i, mean, 0.62, color=COLORS[peer], label=what)
         words = f"{peer} {mean:.1f}, at least {min(ratios):.1f}"
         axes.annotate(words, (mean, i), (4, 0), textcoords="offset points", va="center")
     axes.axvline(1, color="black", lw=1)
@@ -123,13 +123,13 @@ def _write(figure: Any, path: Path) -> None:
 def _ratios(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Draw a line for every shape, a color for every peer, a mark for every operation. Right of 1 bnorm was faster."""
     place = {name: -i for i, name in enumerate(names)}
-    for peer, colour in COLOURS.items():
+    for peer, color in COLORS.items():
         found = [(ratio(row, peer), row) for row in rows if peer in row["ms"]]
         for value, row in found:
-            axes.plot(value, place[row["shape"]], MARKS[row["operation"]], color=colour, ms=4, alpha=0.8)
+            axes.plot(value, place[row["shape"]], MARKS[row["operation"]], color=color, ms=4, alpha=0.8)
         if found:
             mean = geometric_mean(value for value, _ in found)
-            axes.plot([], [], "o", color=colour, label=f"{peer}, mean {mean:.2g}×")
+            axes.plot([], [], "o", color=color, label=f"{peer}, mean {mean:.2g}×")
     for names_of, mark in (("forward, fit", "o"), ("inference, transform", "s"), ("backward, inverse", "v")):
         axes.plot([], [], mark, color="white", markeredgecolor="black", ms=4, label=names_of)
     axes.plot([], [], "D", color="white", markeredgecolor="black", ms=4, label="partial_fit")

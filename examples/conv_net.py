@@ -45,7 +45,7 @@ SIZE = 8  # pixels along an edge
 
 
 class Conv:
-    """A 3x3 convolution with zero padding, as one matrix product over the neighbourhood of every pixel."""
+    """A 3x3 convolution with zero padding, as one matrix product over the neighborhood of every pixel."""
 
     def __init__(self, inputs, outputs, rng, bias):
         self.weight = bnorm.Parameter(rng.normal(0, np.sqrt(2 / (9 * inputs)), (9 * inputs, outputs)))  # He's

@@ -1,4 +1,4 @@
-"""Learned scales for a model that depends on distances: nearest neighbours after a BatchNormTransformer.
+"""Learned scales for a model that depends on distances: nearest neighbors after a BatchNormTransformer.
 
     python examples/learned_scale.py                       # half a minute; the picture goes to learned_scale.png
     python examples/learned_scale.py --plot scales.png     # to another file
@@ -7,8 +7,8 @@
 Standardization gives all features the same weight. That helps for wine, whose features are measured in anything from
 percent to hundreds of milligrams. It hurts for digits, where a pixel at the edge that is hardly ever used gets the same
 weight as one in the middle. Here the scales gamma_ are learned from the labels after standardization, by gradient
-descent on the probability that a soft nearest neighbour has the same label (Goldberger and others, Neighbourhood
-Components Analysis, 2004, with a diagonal matrix). Then one nearest neighbour is cross-validated on raw features, on
+descent on the probability that a soft nearest neighbor has the same label (Goldberger and others, Neighbourhood
+Components Analysis, 2004, with a diagonal matrix). Then one nearest neighbor is cross-validated on raw features, on
 standardized ones, and on those with learned scales. In two data sets, added columns of noise show where learned scales
 help most.
 
@@ -53,14 +53,14 @@ def load(name, seed):
     return np.hstack([x, np.random.default_rng(seed).normal(size=(len(x), DATA[name]))]), y
 
 
-def neighbour_loss(z, y):
-    """The loss and its gradient by z: the mean -log probability that a neighbour has the same label.
+def neighbor_loss(z, y):
+    """The loss and its gradient by z: the mean -log probability that a neighbor has the same label.
 
-    The probability of a neighbour is proportional to exp(-distance^2).
+    The probability of a neighbor is proportional to exp(-distance^2).
     """
     square = (z * z).sum(axis=1)
     distance = square[:, None] + square - 2 * (z @ z.T)
-    np.fill_diagonal(distance, np.inf)  # nobody is its own neighbour
+    np.fill_diagonal(distance, np.inf)  # nobody is its own neighbor
     p = np.exp(distance.min(axis=1, keepdims=True) - distance)
     p /= p.sum(axis=1, keepdims=True)
     same = p * (y[:, None] == y)
@@ -76,19 +76,19 @@ def learn(transformer, x, y, seed):
     transformer.gamma_ = np.full(x.shape[1], x.shape[1] ** -0.5)
     for i in range(STEPS):
         rows = rng.choice(len(x), min(BATCH, len(x)), replace=False)
-        _, dz = neighbour_loss(transformer.transform(x[rows]), y[rows])
+        _, dz = neighbor_loss(transformer.transform(x[rows]), y[rows])
         transformer.backward(x[rows], dz)
         transformer.step(LEARNING_RATE * (1 - i / STEPS))
 
 
 def accuracies(x, y, train, test, seed):
-    """Accuracies of one nearest neighbour on each kind of features, and the learned scales."""
+    """Accuracies of one nearest neighbor on each kind of features, and the learned scales."""
     raw = KNeighborsClassifier(1).fit(x[train], y[train]).score(x[test], y[test])
     model = make_pipeline(BatchNormTransformer(momentum=None), KNeighborsClassifier(1)).fit(x[train], y[train])
     standardized = model.score(x[test], y[test])
-    transformer, neighbours = model
+    transformer, neighbors = model
     learn(transformer, x[train], y[train], seed)
-    neighbours.fit(transformer.transform(x[train]), y[train])
+    neighbors.fit(transformer.transform(x[train]), y[train])
     return (raw, standardized, model.score(x[test], y[test])), transformer.gamma_.copy()
 
 
@@ -117,7 +117,7 @@ def plot(path, results):
     for i, kind in enumerate(KINDS):
         means = [found[:, i].mean() for found, _ in results.values()]
         left.bar(np.arange(len(means)) + 0.27 * (i - 1), means, 0.25, label=kind)
-    left.set(ylim=(0, 1), ylabel="accuracy of one nearest neighbour", xticks=range(len(results)))
+    left.set(ylim=(0, 1), ylabel="accuracy of one nearest neighbor", xticks=range(len(results)))
     left.set_xticklabels([name.replace(" + ", "\n+ ").replace("t c", "t\nc") for name in results])
     left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     scales = results["breast cancer + noise"][1]
@@ -130,7 +130,7 @@ def plot(path, results):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description="Learn the scales of features for nearest neighbours.")
+    parser = argparse.ArgumentParser(description="Learn the scales of features for nearest neighbors.")
     parser.add_argument("--plot", type=Path, default="learned_scale.png", metavar="PATH", help="PNG of the results")
     parser.add_argument("--quick", action="store_true", help="one data set, cut five ways instead of twenty")
     parser.add_argument("--seed", type=int, default=0, help="of the splits, the batches and the noise")
@@ -145,7 +145,7 @@ def main():
     args = arguments()
     names, repeats = (["breast cancer + noise"], 1) if args.quick else (list(DATA), 4)
     results = {name: compare(name, repeats, args.seed) for name in names}
-    print(f"Accuracy of one nearest neighbour, five-fold cross-validation, repeated {repeats} times.\n")
+    print(f"Accuracy of one nearest neighbor, five-fold cross-validation, repeated {repeats} times.\n")
     print(f"{'':24}" + "".join(f"{kind:>14}" for kind in KINDS) + f"{'learned - standardized':>28}")
     for name, (found, _) in results.items():
         mean, error = gain(found)

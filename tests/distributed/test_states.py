@@ -226,7 +226,7 @@ def test_bytes_that_are_no_state():
             reading.moments([damaged])
 
 
-def test_neighbours_are_merged_in_their_order():
+def test_neighbors_are_merged_in_their_order():
     for n in (1, 7, 8, 9, 64, 65, 600):
         depth = {}
 

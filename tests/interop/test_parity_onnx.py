@@ -8,7 +8,7 @@ import pytest
 
 import bnorm
 from bnorm import functional as F
-from bnorm.interop.neighbours import complement
+from bnorm.interop.neighbors import complement
 
 onnx = pytest.importorskip("onnx", reason="ONNX has the cases")
 

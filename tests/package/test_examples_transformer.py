@@ -43,12 +43,12 @@ def test_quick_run(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("example", ["learned_scale.py"], indirect=True)
-def test_gradient_of_the_neighbour_loss(example):
+def test_gradient_of_the_neighbor_loss(example):
     rng = np.random.default_rng(0)
     z, y = rng.normal(size=(20, 3)), rng.integers(3, size=20)
-    _, dz = example.neighbour_loss(z, y)
+    _, dz = example.neighbor_loss(z, y)
     way, h = rng.normal(size=z.shape), 1e-6
-    slope = (example.neighbour_loss(z + h * way, y)[0] - example.neighbour_loss(z - h * way, y)[0]) / (2 * h)
+    slope = (example.neighbor_loss(z + h * way, y)[0] - example.neighbor_loss(z - h * way, y)[0]) / (2 * h)
     assert np.sum(dz * way) == pytest.approx(slope, rel=1e-6)
 
 

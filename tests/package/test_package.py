@@ -183,14 +183,14 @@ def test_python_sources_say_what_they_are_for():
 def test_names_exist():
     listing = [path for path in SOURCES if path.suffix == ".py" and "__all__ =" in path.read_text(encoding="utf-8")]
     assert SRC / "__init__.py" in listing
-    of_a_neighbour = {
+    of_a_neighbor = {
         "bnorm.xarray": "xarray",
         "bnorm.interop.gymnasium": "gymnasium",
         "bnorm.interop.sb3": "stable_baselines3",
     }
     for path in listing:
         name = module_name(path)
-        if name in of_a_neighbour and find_spec(of_a_neighbour[name]) is None:
+        if name in of_a_neighbor and find_spec(of_a_neighbor[name]) is None:
             continue
         module = import_module(name)
         missing = [name for name in module.__all__ if not hasattr(module, name)]

@@ -224,8 +224,8 @@ def test_names_that_look_the_same_when_short_have_their_place():
 
 
 EXTREME = {  # columns whose bins, limits or ticks are beyond what floats can tell apart or hold
-    "two neighbours": [0.3, 0.30000000000000004],
-    "large neighbours": [1e16, 1e16 + 2],
+    "two neighbors": [0.3, 0.30000000000000004],
+    "large neighbors": [1e16, 1e16 + 2],
     "the largest": [1.7e308, -1.7e308],
     "two of the largest": [1.7e308, 1.69e308],
     "a constant of the largest": [1.7e308, 1.7e308],

@@ -18,7 +18,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "tests/functional/test_moments.py",
         ),
         (
-            "a tree of moments forgets one of two neighbours",
+            "a tree of moments forgets one of two neighbors",
             "moments.py",
             "            item = Moments.merge([self._merged.pop(), item])\n",
             "            item = self._merged.pop()\n",
@@ -297,7 +297,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "tests/transformer/test_window.py",
         ),
         (
-            "neighbours in the tree of a window are swapped",
+            "neighbors in the tree of a window are swapped",
             "transformer/ropes.py",
             "    return joined(rest(node.left), node.right)\n",
             "    return joined(node.right, rest(node.left))\n",
@@ -374,7 +374,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "tests/transformer/test_grouped.py",
         ),
         (
-            "a group takes the statistics of its neighbour",
+            "a group takes the statistics of its neighbor",
             "transformer/groups.py",
             "            a[old] = self.arrays[name][places[old]]\n",
             "            a[old] = self.arrays[name][places[old] - 1]\n",

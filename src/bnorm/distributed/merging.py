@@ -17,7 +17,7 @@ EXPECTED = "Moments, a BatchNormTransformer, a RunningNorm or a RunningNormTree"
 def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
     """Merge the statistics of all ranks. All ranks must call it, and all get the same result, to the bit.
 
-    Neighbours are merged first, so the last digits depend on the numbering of the ranks.
+    Neighbors are merged first, so the last digits depend on the numbering of the ranks.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bnorm import functional as F
-from bnorm.interop.neighbours import differentiable, load
+from bnorm.interop.neighbors import differentiable, load
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 

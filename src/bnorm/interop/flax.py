@@ -17,8 +17,8 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop import neighbours
-from bnorm.interop.neighbours import arrays, load, without_activation
+from bnorm.interop import neighbors
+from bnorm.interop.neighbors import arrays, load, without_activation
 from bnorm.layers import Layer
 from bnorm.layers.batch import BatchNorm
 
@@ -56,15 +56,15 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
     who = "from_flax"
     linen, nnx = load(who, "flax.linen", "flax"), load(who, "flax.nnx", "flax")
     kinds = {getattr(api, name): name for name in NAMES for api in (linen, nnx) if hasattr(api, name)}
-    name = neighbours.known(who, "module", module, kinds)
+    name = neighbors.known(who, "module", module, kinds)
     state = _read(who, module, variables, isinstance(module, linen.Module))
     scale, center = "weight" in state, "bias" in state
-    options: dict[str, Any] = {"eps": module.epsilon, "dtype": neighbours.dtype_of(state)}
+    options: dict[str, Any] = {"eps": module.epsilon, "dtype": neighbors.dtype_of(state)}
     if name != "RMSNorm":
-        options |= neighbours.parameters(scale, center)
+        options |= neighbors.parameters(scale, center)
     if name == "BatchNorm":
-        options |= {"axis": _axis(who, module.axis), "momentum": neighbours.complement(module.momentum)}
-        layer: Layer = neighbours.batch_norm_for(who, ndim)(len(state["running_mean"]), **options)
+        options |= {"axis": _axis(who, module.axis), "momentum": neighbors.complement(module.momentum)}
+        layer: Layer = neighbors.batch_norm_for(who, ndim)(len(state["running_mean"]), **options)
         layer.train(not module.use_running_average)
     elif name in ("GroupNorm", "InstanceNorm"):
         _check_axes(who, module, ndim)
@@ -78,7 +78,7 @@ def from_flax(module: Any, variables: Mapping[str, Any] | None = None, *, ndim: 
                 raise ValueError(f"{who}: module: expected the last axes, for both kinds of axes, got {axes}")
         layer = (layers.RMSNorm if name == "RMSNorm" else layers.LayerNorm)(shape, **options)
     layer.load_state_dict(state, strict=False)
-    neighbours.fix(layer, scale, center)
+    neighbors.fix(layer, scale, center)
     return layer
 
 
@@ -110,7 +110,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
     if api not in ("linen", "nnx"):
         raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
     flax = load(who, f"flax.{api}", "flax")
-    neighbours.without_inverse(who, "layer", layer)
+    neighbors.without_inverse(who, "layer", layer)
     without_activation(who, layer, ACTIVATIONS)
     name, shape, options = _described(who, layer)
     state = arrays(layer)
@@ -133,19 +133,19 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
 def _described(who: str, layer: Layer) -> tuple[str, tuple[int, ...], dict[str, Any]]:
     """Return the name of the Flax module, the shape of its parameters (even if it has none), and its keywords."""
     given: Any = layer
-    scale, center = neighbours.scales_and_centers(layer)
-    options = {"epsilon": neighbours.epsilon(layer), "param_dtype": given.dtype, "use_scale": scale}
+    scale, center = neighbors.scales_and_centers(layer)
+    options = {"epsilon": neighbors.epsilon(layer), "param_dtype": given.dtype, "use_scale": scale}
     if not isinstance(layer, layers.RMSNorm):
         options["use_bias"] = center
     if isinstance(layer, BatchNorm):
-        options |= {"axis": layer.axis, "momentum": neighbours.moving(who, layer, "Flax")}
-        neighbours.warn_of_variance(who, layer, 0, "Flax")
+        options |= {"axis": layer.axis, "momentum": neighbors.moving(who, layer, "Flax")}
+        neighbors.warn_of_variance(who, layer, 0, "Flax")
         return "BatchNorm", (layer.num_features,), options | {"use_running_average": not layer.training}
     if isinstance(layer, layers.LayerNorm | layers.RMSNorm):
         axes = tuple(range(-len(given.normalized_shape), 0))
         options |= {"reduction_axes": axes, "feature_axes": axes}
         return type(layer).__name__, given.normalized_shape, options
-    neighbours.only_axis(who, given, -1, "Flax")
+    neighbors.only_axis(who, given, -1, "Flax")
     if isinstance(layer, layers.GroupNorm):
         return "GroupNorm", (layer.num_channels,), options | {"num_groups": layer.num_groups}
     if given.track_running_stats:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import checks, layers
-from bnorm.interop import neighbours
-from bnorm.interop.neighbours import arrays, load, without_activation
+from bnorm.interop import neighbors
+from bnorm.interop.neighbors import arrays, load, without_activation
 from bnorm.layers import Layer
 from bnorm.layers.batch import BatchNorm
 
@@ -52,7 +52,7 @@ def from_keras(keras_layer: Any) -> Layer:
     """
     who = "from_keras"
     keras = load(who, "keras", "keras")
-    name = neighbours.known(who, "keras_layer", keras_layer, {getattr(keras.layers, n): n for n in NAMES})
+    name = neighbors.known(who, "keras_layer", keras_layer, {getattr(keras.layers, n): n for n in NAMES})
     if not keras_layer.built:
         raise ValueError(f"{who}: keras_layer: expected one that has been built or called, got one without weights")
     if getattr(keras_layer, "renorm", False) or getattr(keras_layer, "rms_scaling", False):
@@ -60,14 +60,14 @@ def from_keras(keras_layer: Any) -> Layer:
     variables = {ours: getattr(keras_layer, theirs, None) for theirs, ours in _names(name).items()}
     state = {key: np.asarray(keras.ops.convert_to_numpy(v)) for key, v in variables.items() if v is not None}
     eps = keras.config.epsilon() if keras_layer.epsilon is None else keras_layer.epsilon
-    options: dict[str, Any] = {"eps": eps, "dtype": neighbours.dtype_of(state)}
+    options: dict[str, Any] = {"eps": eps, "dtype": neighbors.dtype_of(state)}
     scale, center = "weight" in state, "bias" in state
     if name != "RMSNormalization":
-        options |= neighbours.parameters(scale, center)
+        options |= neighbors.parameters(scale, center)
     if name == "BatchNormalization":
-        options |= {"axis": keras_layer.axis, "momentum": neighbours.complement(keras_layer.momentum)}
+        options |= {"axis": keras_layer.axis, "momentum": neighbors.complement(keras_layer.momentum)}
         spec = keras_layer.input_spec
-        kind = neighbours.batch_norm_for(who, None if spec is None else spec.ndim)
+        kind = neighbors.batch_norm_for(who, None if spec is None else spec.ndim)
         layer: Layer = kind(len(state["running_mean"]), **options)
     elif name == "GroupNormalization":
         channels = keras_layer.input_spec.axes[keras_layer.axis]
@@ -76,7 +76,7 @@ def from_keras(keras_layer: Any) -> Layer:
         shape = _last_axes(who, keras_layer, state)
         layer = (layers.RMSNorm if name == "RMSNormalization" else layers.LayerNorm)(shape, **options)
     layer.load_state_dict(state, strict=False)
-    neighbours.fix(layer, scale, center)
+    neighbors.fix(layer, scale, center)
     for p in layer.parameters():
         p.requires_grad = p.requires_grad and keras_layer.trainable
     return layer.eval()
@@ -110,14 +110,14 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     keras = load(who, "keras", "keras")
     if not isinstance(layer, Layer):
         raise TypeError(f"{who}: layer: expected a layer of bnorm, got {type(layer).__module__}.{type(layer).__name__}")
-    neighbours.without_inverse(who, "layer", layer)
+    neighbors.without_inverse(who, "layer", layer)
     without_activation(who, layer, ACTIVATIONS)
     given: Any = layer
-    scale, center = neighbours.scales_and_centers(layer)
-    options: dict[str, Any] = {"epsilon": neighbours.epsilon(layer), "dtype": given.dtype.name}
+    scale, center = neighbors.scales_and_centers(layer)
+    options: dict[str, Any] = {"epsilon": neighbors.epsilon(layer), "dtype": given.dtype.name}
     if isinstance(layer, BatchNorm):
-        momentum = neighbours.moving(who, layer, "Keras")
-        neighbours.warn_of_variance(who, layer, 0, "Keras")
+        momentum = neighbors.moving(who, layer, "Keras")
+        neighbors.warn_of_variance(who, layer, 0, "Keras")
         made = keras.layers.BatchNormalization(layer.axis, momentum, scale=scale, center=center, **options)
         shape = _shape(who, given, layer.num_features, ndim)
     elif isinstance(layer, layers.LayerNorm | layers.RMSNorm):
@@ -130,7 +130,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     else:
         if getattr(layer, "track_running_stats", False):
             raise ValueError(f"{who}: layer: expected no running statistics, as Keras has no such instance norm")
-        groups, channels = neighbours.groups_and_channels(layer)
+        groups, channels = neighbors.groups_and_channels(layer)
         options |= {"scale": scale, "center": center}
         made = keras.layers.GroupNormalization(groups, given.axis, **options)
         shape = _shape(who, given, channels, ndim)

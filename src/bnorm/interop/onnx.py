@@ -22,7 +22,7 @@ from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from bnorm import layers
-from bnorm.interop.neighbours import load
+from bnorm.interop.neighbors import load
 from bnorm.interop.onnx_nodes import OPSETS, described
 from bnorm.layers import Layer
 

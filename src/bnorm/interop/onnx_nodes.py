@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop.neighbours import complement, groups_and_channels, without_inverse
+from bnorm.interop.neighbors import complement, groups_and_channels, without_inverse
 from bnorm.kernels import moved
 from bnorm.layers import Layer
 

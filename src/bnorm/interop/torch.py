@@ -17,7 +17,7 @@ from typing import Any
 
 from bnorm import layers
 from bnorm.checks import user_level
-from bnorm.interop.neighbours import arrays, known, load, only_axis, warn_of_variance, without_activation
+from bnorm.interop.neighbors import arrays, known, load, only_axis, warn_of_variance, without_activation
 from bnorm.layers import Layer
 
 __all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]

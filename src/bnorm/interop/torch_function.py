@@ -7,7 +7,7 @@ import torch
 
 from bnorm import checks
 from bnorm import functional as F
-from bnorm.interop.neighbours import differentiable
+from bnorm.interop.neighbors import differentiable
 
 WHO = "function"
 NORMS = ("batch_norm", "layer_norm", "rms_norm", "group_norm", "instance_norm")

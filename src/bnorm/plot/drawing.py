@@ -15,7 +15,7 @@ LABELS = 60  # names of features on one axis
 LONGEST = 30  # characters of a name
 MOST = 1e200  # drawn values are at most this far from zero, so that limits of axes, their powers and sums are finite
 LETTERS = 18  # letters of a key in an inch of axes, before these are laid out
-FIRST, SECOND, GREY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for color-blind readers
+FIRST, SECOND, GRAY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for color-blind readers
 
 
 def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:

@@ -10,15 +10,15 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks
-from bnorm.plot.drawing import FIRST, GREY, chosen, height, key, label_lines, names_of, panels, within
+from bnorm.plot.drawing import FIRST, GRAY, chosen, height, key, label_lines, names_of, panels, within
 from bnorm.plot.ticks import spaced
 
 MOST_FEATURES = 6  # panels, unless features are chosen
 ENTRIES = {  # what is drawn, and how it looks
     "mean of a group": {"color": FIRST, "marker": "o", "linestyle": "none", "markersize": 4},
     "one deviation around it": {"color": FIRST, "linewidth": 1.5, "alpha": 0.6},
-    "all rows": {"color": GREY, "linewidth": 1.5},
-    "one deviation around them": {"color": GREY, "linewidth": 8, "alpha": 0.25},
+    "all rows": {"color": GRAY, "linewidth": 1.5},
+    "one deviation around them": {"color": GRAY, "linewidth": 8, "alpha": 0.25},
 }
 
 
@@ -156,8 +156,8 @@ class GroupsDisplay:
         lines = np.arange(len(shown))
         middle, spread = within(self.whole_mean[j : j + 1])[0], within(self.whole_std[j : j + 1])[0]
         if np.isfinite(middle):
-            panel.axvspan(middle - spread, middle + spread, color=GREY, alpha=0.25, linewidth=0)
-            panel.axvline(middle, color=GREY, linewidth=1.5)
+            panel.axvspan(middle - spread, middle + spread, color=GRAY, alpha=0.25, linewidth=0)
+            panel.axvline(middle, color=GRAY, linewidth=1.5)
         panel.hlines(lines, means - stds, means + stds, color=FIRST, linewidth=1.5, alpha=0.6)
         panel.plot(means, lines, "o", color=FIRST, markersize=4)
         label_lines(panel, [self.groups[g] for g in shown.tolist()])

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from bnorm.plot.drawing import (
     FIRST,
-    GREY,
+    GRAY,
     SECOND,
     chosen,
     height,
@@ -33,10 +33,10 @@ SAMPLE = 100_000  # rows that are drawn, spread evenly over the table
 BINS = 50
 STRIP = {  # what the parts of a strip mean, and how they look
     "median": {"color": "black", "marker": "|", "linestyle": "none", "markersize": 7},
-    "middle half": {"color": GREY, "linewidth": 4},
-    "98% of all values": {"color": GREY, "linewidth": 1},
-    "least and greatest": {"color": GREY, "marker": ".", "linestyle": "none", "markersize": 5},
-    "the same, beyond the edge": {"color": GREY, "marker": ">", "linestyle": "none", "markersize": 4},
+    "middle half": {"color": GRAY, "linewidth": 4},
+    "98% of all values": {"color": GRAY, "linewidth": 1},
+    "least and greatest": {"color": GRAY, "marker": ".", "linestyle": "none", "markersize": 5},
+    "the same, beyond the edge": {"color": GRAY, "marker": ">", "linestyle": "none", "markersize": 4},
 }
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from bnorm.plot.drawing import (
     FIRST,
-    GREY,
+    GRAY,
     SECOND,
     chosen,
     height,
@@ -29,7 +29,7 @@ from bnorm.plot.ticks import spaced
 LINES = {  # what is drawn in a panel, and how it looks
     "mean": {"color": FIRST, "linewidth": 1.6},
     "one standard deviation to either side": {"color": FIRST, "linewidth": 8, "alpha": 0.25},
-    "mean at the start": {"color": GREY, "linewidth": 1, "linestyle": ":"},
+    "mean at the start": {"color": GRAY, "linewidth": 1, "linestyle": ":"},
 }
 NOW = {
     "mean": {"color": "black", "marker": "|", "linestyle": "none", "markersize": 7},
@@ -49,7 +49,7 @@ class RunningStatsDisplay:
     dotted line for the mean at the start. A panel is orange, and says why, if the mean has moved from the start by more
     than one present standard deviation, or if the standard deviation has halved or doubled. More features share two
     maps: the distance of the mean from the start, in present standard deviations, and the ratio of the standard
-    deviation to that at the start; grey means unknown. Without a record only the present statistics are drawn.
+    deviation to that at the start; gray means unknown. Without a record only the present statistics are drawn.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class RunningStatsDisplay:
         x = self.rows if self.times is None else self.times
         ax.fill_between(x, mean - std, mean + std, color=color, alpha=0.25, linewidth=0)
         ax.plot(x, mean, color=color, linewidth=1.6)
-        ax.axhline(start, color=GREY, linewidth=1, linestyle=":")
+        ax.axhline(start, color=GRAY, linewidth=1, linestyle=":")
         ax.margins(y=0.2)  # space for the name, which is inside the panel because there may be a title above
         ax.text(0.02, 0.96, name, transform=ax.transAxes, fontsize=9, verticalalignment="top", parse_math=False)
         ax.text(0.02, 0.03, drift, transform=ax.transAxes, fontsize=8, color=color)
@@ -252,7 +252,7 @@ class RunningStatsDisplay:
                 bar.ax.xaxis.set_major_formatter(lambda power, _: f"{2.0**power:.3g}")
             spaced(bar.ax.xaxis, integer=ax is spreads)
             bar.ax.tick_params(labelsize=8)
-            bar.set_label("grey: unknown", fontsize=8)
+            bar.set_label("gray: unknown", fontsize=8)
             ax.set_title(title, fontsize=10)
             self._along(ax, edges[0], edges[-1])
         label_lines(shifts, self.feature_names)

@@ -279,8 +279,8 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     """
     count = parts[0]
     pairs: ndarray = count * count - whole(x, w * f)[0]
-    cancelled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
-    for c in np.flatnonzero(cancelled).tolist():
+    canceled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
+    for c in np.flatnonzero(canceled).tolist():
         there = ~np.isnan(x[:, c])
         mine, faded_to = w[there], f[there]
         before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1])])

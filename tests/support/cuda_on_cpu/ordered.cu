@@ -66,7 +66,7 @@ __global__ void relay_and_fence(int* out, int* data, unsigned* flag) {
   }
 }
 
-// Neighbours are no race, the same byte is one.
+// Neighbors are no race, the same byte is one.
 template <bool RIGHT>
 __global__ void bytes(signed char* out, int* data, unsigned* flag) {
   const int t = threadIdx.x;

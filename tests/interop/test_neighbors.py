@@ -1,4 +1,4 @@
-"""What the conversions share, and what happens where a neighbour is not installed."""
+"""What the conversions share, and what happens where a neighbor is not installed."""
 
 import subprocess
 import sys
@@ -8,33 +8,33 @@ import pytest
 
 import bnorm
 import child
-from bnorm.interop import neighbours
+from bnorm.interop import neighbors
 
 PACKAGES = ("torch", "keras", "flax", "jax", "onnx", "skl2onnx", "autograd")
 
 
 @pytest.mark.parametrize("old", [0.99, 0.9, 0.999, 0.1, 0.3, 0.0, 1.0, 1 / 3])
 def test_momentum_turns_round_and_back(old):
-    new = neighbours.complement(old)
+    new = neighbors.complement(old)
     assert new == pytest.approx(1 - old, abs=1e-16)
-    assert neighbours.complement(new) == pytest.approx(old, abs=1e-16)
-    assert neighbours.complement(0.99) == 0.01
-    assert neighbours.complement(0.01) == 0.99
+    assert neighbors.complement(new) == pytest.approx(old, abs=1e-16)
+    assert neighbors.complement(0.99) == 0.01
+    assert neighbors.complement(0.01) == 0.99
 
 
 @pytest.mark.parametrize(("scale", "center"), [(True, True), (True, False), (False, True), (False, False)])
 def test_flags_turn_round_and_back(scale, center):
-    layer = bnorm.LayerNorm(3, **neighbours.parameters(scale, center))
-    neighbours.fix(layer, scale, center)
-    assert neighbours.scales_and_centers(layer) == (scale, center)
+    layer = bnorm.LayerNorm(3, **neighbors.parameters(scale, center))
+    neighbors.fix(layer, scale, center)
+    assert neighbors.scales_and_centers(layer) == (scale, center)
 
 
 def test_a_gamma_that_is_not_1_is_a_scale():
     layer = bnorm.LayerNorm(3)
     layer.gamma.requires_grad = False
-    assert neighbours.scales_and_centers(layer) == (False, True)
+    assert neighbors.scales_and_centers(layer) == (False, True)
     layer.gamma.data[1] = 2
-    assert neighbours.scales_and_centers(layer) == (True, True)
+    assert neighbors.scales_and_centers(layer) == (True, True)
 
 
 def test_a_running_variance_of_another_convention_is_said():
@@ -43,11 +43,11 @@ def test_a_running_variance_of_another_convention_is_said():
     with pytest.warns(
         UserWarning, match=r"^to: .* divides by the count - 1 here \(ddof=1\), and by the count in Keras"
     ):
-        neighbours.warn_of_variance("to", unbiased, 0, "Keras")
-    neighbours.warn_of_variance("to", unbiased, 1, "PyTorch")
-    neighbours.warn_of_variance("to", unbiased.eval(), 0, "Keras")
-    neighbours.warn_of_variance("to", bnorm.BatchNorm1d(3, momentum=0.0), 1, "PyTorch")
-    neighbours.warn_of_variance("to", bnorm.InstanceNorm1d(3), 1, "PyTorch")
+        neighbors.warn_of_variance("to", unbiased, 0, "Keras")
+    neighbors.warn_of_variance("to", unbiased, 1, "PyTorch")
+    neighbors.warn_of_variance("to", unbiased.eval(), 0, "Keras")
+    neighbors.warn_of_variance("to", bnorm.BatchNorm1d(3, momentum=0.0), 1, "PyTorch")
+    neighbors.warn_of_variance("to", bnorm.InstanceNorm1d(3), 1, "PyTorch")
 
 
 def run(code):
@@ -68,7 +68,7 @@ CALLS = {  # the call, the extra that its error names
 }
 
 
-def test_a_missing_neighbour_is_named_with_its_extra():
+def test_a_missing_neighbor_is_named_with_its_extra():
     lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))", "import bnorm"]
     for call, _ in CALLS.values():
         lines += [f"try: {call}", "except ImportError as error: print(error)"]
@@ -77,11 +77,11 @@ def test_a_missing_neighbour_is_named_with_its_extra():
         assert "to be installed" in line
 
 
-def test_every_module_is_there_and_imports_no_neighbour():
-    names = [name for name in dir(bnorm.interop) if not name.startswith("_") and name != "neighbours"]
+def test_every_module_is_there_and_imports_no_neighbor():
+    names = [name for name in dir(bnorm.interop) if not name.startswith("_") and name != "neighbors"]
     modules = [name for name in names if name in bnorm.interop._MODULES]
     assert modules == sorted(bnorm.interop._MODULES)
-    apart = ["gymnasium", "sb3"]  # their classes are subclasses of those of the neighbour
+    apart = ["gymnasium", "sb3"]  # their classes are subclasses of those of the neighbor
     lines = ["import sys, bnorm", *(f"bnorm.interop.{name}" for name in modules if name not in apart)]
     assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
     with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):
@@ -115,8 +115,8 @@ def test_keras_without_its_backend(monkeypatch):
     def absent(name):
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
 
-    monkeypatch.setattr(neighbours, "import_module", absent)
+    monkeypatch.setattr(neighbors, "import_module", absent)
     with pytest.raises(ImportError, match="KERAS_BACKEND is jax or torch"):
-        neighbours.load("to_keras", "keras", "keras")
+        neighbors.load("to_keras", "keras", "keras")
     with pytest.raises(ImportError, match=r"expected flax to be installed, got .*: pip install 'bnorm\[flax\]'"):
-        neighbours.load("to_flax", "flax.nnx", "flax")
+        neighbors.load("to_flax", "flax.nnx", "flax")
