@@ -1,7 +1,7 @@
 """Faults planted one at a time, and the test that sees each: `python tests/support/mutations.py [--save] [WORD ...]`.
 
 It works on a copy of what git would commit, built as this tree is. First all tests must pass there. Then it plants each
-fault (of `faults.py`, and of `kernel_faults.py`, which are compiled), runs the tests that should see it, and reports
+fault (listed in `faults/`; those of `faults/kernels.py` are compiled), runs the tests that should see it, and reports
 the first that fails. If the code of a fault has changed, this is an error: correct its entry.
 
     WORD       only faults that have this word in their description, file or tests
@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import faults
-import kernel_faults
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
@@ -45,7 +44,7 @@ class Fault(NamedTuple):
 
 FAULTS = [
     Fault(area, what, f"src/bnorm/{path}", old, new, tests, compiled)
-    for listed, compiled in ((faults.FAULTS, False), (kernel_faults.FAULTS, True))
+    for listed, compiled in ((faults.IN_PYTHON, False), (faults.COMPILED, True))
     for area, some in listed.items()
     for what, path, old, new, tests in some
 ]
@@ -53,8 +52,8 @@ FAULTS = [
 HEADER = """# Faults that the tests see
 
 `python tests/support/mutations.py --kernels --save` writes this page: it plants each fault, one at a time, in a copy of
-bnorm, and runs the tests that should see it. `tests/support/faults.py` and `kernel_faults.py` say what is planted, and
-where. The tests are those that keep [the guarantees](guarantees.md), and others.
+bnorm, and runs the tests that should see it. The folder `tests/support/faults` says what is planted, and where. The
+tests are those that keep [the guarantees](guarantees.md), and others.
 """
 
 

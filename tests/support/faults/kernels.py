@@ -1,9 +1,9 @@
 # ruff: noqa: E501
-"""Compiled faults, for `mutations.py`: (in words, file below src/bnorm, its code, the code with the fault, tests)."""
+"""Faults in compiled code, to be planted by `mutations.py`; `__init__.py` explains the entries."""
 
 FORMULAS = "kernels/formulas.h"
 ACCURACY = "tests/functional/test_accuracy.py"
-FAULTS: dict[str, list[tuple[str, str, str, str, str]]] = {
+FAULTS = {
     "Formulas": [
         (
             "merged sets forget the distance of their means",
