@@ -299,3 +299,10 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert done.out.startswith(f"{out}/: 3 files (1 of them was done before), ")
     said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume")
     assert said.endswith("y.csv: expected a folder to continue, as a single file begins anew")
+
+
+@pytest.mark.parametrize("text", ["1\n", "[1]\n", '{"state": 1}\n5\n', '{}\n["a", 1, 2]\n', "[" * 5000 + "\n"])
+def test_a_damaged_journal(command, tmp_path, state, parts, text):
+    (tmp_path / ".bnorm-transform.jsonl").write_text(text)
+    said = command.fails("transform", parts, "--state", state, "-o", f"{tmp_path}/", "--resume")
+    assert "expected the journal of a command, got a damaged one" in said

@@ -46,32 +46,29 @@ class Journal:
 
     def __init__(self, folder: str, asked: dict[str, Any], resume: bool) -> None:
         self._path = Path(folder) / JOURNAL
-        self._lines: list[Any] = [asked]
-        if resume:
-            self._lines = self._read()
-            for name, value in asked.items():
-                if (before := self._lines[0].get(name)) != value:
-                    raise DataError(f"{folder}: {name}: expected {value!r}, as asked for now, got {before!r}")
-        self._done = {output: mark for output, mark in self._lines[1:]}
+        self._asked, self._done = self._read() if resume else (asked, {})
+        for name, value in asked.items():
+            if (before := self._asked.get(name)) != value:
+                raise DataError(f"{folder}: {name}: expected {value!r}, as asked for now, got {before!r}")
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             *lines, _ = self._path.read_text().split("\n")  # an unfinished line can only be the last one
-            found = [json.loads(line) for line in lines]
+            if lines:
+                asked, *done = map(json.loads, lines)
+                return dict(asked), dict(done)
         except FileNotFoundError:
-            found = []
-        except ValueError as error:
+            pass
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{self._path}: expected the journal of a command, got a damaged one: {error}") from None
-        if not found:
-            raise DataError(f"{self._path.parent}: expected an interrupted command to continue, got none")
-        return found
+        raise DataError(f"{self._path.parent}: expected an interrupted command to continue, got none")
 
     def has(self, s: Source, output: Path) -> bool:
         """Whether the output of a source is done, and the source is as it was then."""
         return output.exists() and self._done.get(str(output)) == _mark(s)
 
     def begin(self) -> None:
-        self._path.write_text("".join(f"{json.dumps(line)}\n" for line in self._lines))
+        self._path.write_text("".join(f"{json.dumps(line)}\n" for line in [self._asked, *self._done.items()]))
 
     def note(self, s: Source, output: Path) -> None:
         with self._path.open("a") as file:
