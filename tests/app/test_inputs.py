@@ -278,6 +278,7 @@ def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
         ("12.69,84.7,a\n3,4,b\n", "--no-header takes it for data"),
         ("land,2021,2022\nx,4,5\n", None),  # years
         ("user_id,a\n3,4\n", "--exclude user_id"),
+        ("paid,humid,userId\n3,4,5\n", "x.csv: userId may not be a measurement"),
         (",a\n3,4\n", "'' may not be a measurement; --exclude '' leaves it out"),
         ("a,b,\n1.5,2,\n", None),
         ("a;b\n3,5;4,5\n", "--delimiter ';' makes it several"),

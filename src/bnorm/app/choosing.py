@@ -9,7 +9,7 @@ from bnorm.app.errors import DataError, option
 from bnorm.app.sources import Source
 from bnorm.arrow import is_number
 
-IDENTIFIER = re.compile(r"(.*[_\s.-])?(id|uuid|key|index|idx|unnamed: \d+)|.*[a-z]I[dD]|", re.IGNORECASE)
+IDENTIFIER = re.compile(r"(?i:(.*[_\s.-])?(id|uuid|key|index|idx|unnamed: \d+))|.*[a-z]I[dD]|")
 MOST = 12  # names in a line
 
 
