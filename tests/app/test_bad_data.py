@@ -251,6 +251,7 @@ def test_weights_that_exact_sums_cannot_take(fails, tmp_path):
 def test_files_that_are_not_there(fails, tmp_path):
     (tmp_path / "empty").mkdir()
     assert fails(tmp_path / "x.csv") == f"{tmp_path / 'x.csv'}: no such file or folder"
+    assert fails("") == "expected the name of a file or folder, got ''"
     assert fails(tmp_path / "*.csv") == f"{tmp_path / '*.csv'}: no file matches"
     assert fails(tmp_path / "empty").startswith(f"{tmp_path / 'empty'}: expected a folder with .csv, ")
 

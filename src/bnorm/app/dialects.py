@@ -189,8 +189,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def delimiter(text: str) -> str:
     """One character that may separate values."""
     text = {"tab": "\t", "\\t": "\t"}.get(text, text)
-    if len(text) != 1 or text in '"\r\n':
-        raise argparse.ArgumentTypeError(f"expected one character, or tab, got {text!r}")
+    if len(text) != 1 or not text.isascii() or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"expected one character of ASCII, or tab, got {text!r}")
     return text
 
 
@@ -216,7 +216,7 @@ def encoding(text: str) -> str:
 
 
 def whole(text: str) -> int:
-    """A whole number that is not negative."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    """A whole number of up to nine digits."""
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of up to nine digits, got {text!r}")
     return int(text)

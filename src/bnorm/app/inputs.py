@@ -67,6 +67,8 @@ def _paths(name: str) -> list[Path]:
     if remote := re.match(r"(\w+)://", name):
         fetch = REMOTE.get(remote[1].lower(), "curl -fsSL '{}'").format(name)
         raise DataError(f"{name}: expected a file here; {fetch} | bnorm ... - reads one from elsewhere")
+    if not name:  # such as an unset variable of a shell, which would be this folder
+        raise DataError("expected the name of a file or folder, got ''")
     path = Path(name)
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)) and _is_file(p))

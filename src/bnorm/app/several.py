@@ -22,7 +22,7 @@ JOURNAL = ".bnorm-transform.jsonl"
 def is_folder(output: str) -> bool:
     """Whether an output stands for one file for each input."""
     try:
-        return output.endswith(("/", os.sep)) or Path(output).is_dir()
+        return output.endswith(("/", os.sep)) or (output != "" and Path(output).is_dir())
     except OSError:  # a folder that may not be searched: `places.check` reports it
         return False
 
