@@ -255,6 +255,7 @@ def test_dialects(means, text, asked, want):
     [
         ("a,name\n1,x\n", ["learns a", "leaves out name (text)"]),
         ("a,day\n1,2020-01-02\n", ["leaves out day (dates)"]),
+        ('"a\nb",\x1b[31m\n1,x\n', ["learns 'a\\nb'", "leaves out '\\x1b[31m' (text)"]),
         ('a,b\n1,"1,234"\n', ["b (text such as '1,234': --thousands ,)"]),
         ("a,b,c\n1,5%,$3.50\n", ["b (text such as '5%')", "c (text such as '$3.50')"]),
         ("a,on\n1,true\n", ["on (true or false)"]),

@@ -57,6 +57,16 @@ def test_states_that_are_damaged(command, tmp_path):
         assert "d.npz: expected a state file, got a damaged one: " in said
 
 
+@pyarrow
+def test_names_that_end_lines(command, tmp_path):
+    data, state = tmp_path / "x.csv", tmp_path / "s.npz"
+    data.write_text('"a\nb",x\n1,2\n')
+    command("fit", data, "-o", state)
+    assert command("show", state).out.splitlines()[3].startswith(r"'a\nb'  ")
+    command("fit", data, "--by", "a\nb", "-o", state, "--force")
+    assert command("show", state).out.startswith(rf"{state}: 1 group by 'a\nb', 1 row")
+
+
 def test_states_that_are_none(command, tmp_path):
     """One line says so, whichever command reads them."""
     bnorm.BatchNorm1d(3).save(tmp_path / "layer.npz")

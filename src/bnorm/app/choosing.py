@@ -131,4 +131,5 @@ def _few(names: Sequence[str]) -> str:
 
 def _name(name: str) -> str:
     """A name in a list of names; in quotes if it would be hard to see."""
-    return name if name and name == name.strip() and "," not in name else repr(name)
+    plain = name and name.isprintable() and name == name.strip() and "," not in name
+    return name if plain else repr(name)

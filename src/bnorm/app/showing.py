@@ -33,7 +33,7 @@ def _features(path: str, said: dict[str, Any], weighed: str) -> None:
 
 
 def _groups(path: str, said: dict[str, Any]) -> None:
-    by = ", ".join(said["by"])
+    by = ", ".join(map(_cell, said["by"]))
     halflife = said["halflife"]
     length = halflife if isinstance(halflife, str) or halflife is None else f"{halflife:g} rows of each"
     fades = "" if length is None else f", with a half-life of {length}"
@@ -106,7 +106,10 @@ def table(rows: list[dict[str, Any]], units: Mapping[str, str]) -> list[str]:
     units: for a column, the name of the column of standard deviations that decides how many digits it needs.
     """
     head = list(rows[0])
-    cells = [head, *([_cell(row[name], row[units[name]] if name in units else None) for name in head] for row in rows)]
+    cells = [
+        [*map(_cell, head)],
+        *([_cell(row[name], row[units[name]] if name in units else None) for name in head] for row in rows),
+    ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return [
         f"{row[0]:<{widths[0]}}"
@@ -115,12 +118,14 @@ def table(rows: list[dict[str, Any]], units: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _cell(value: Any, unit: float | None) -> str:
+def _cell(value: Any, unit: float | None = None) -> str:
     if value is None or value != value:
         return "-"
     if isinstance(value, float):
         return f"{value:.{_digits(value, unit)}g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value) if str(value).isprintable() else repr(value)  # such as a name with the end of a line in it
 
 
 def _digits(value: float, unit: float | None) -> int:
