@@ -200,6 +200,15 @@ def test_plot(command, tmp_path):
 
 
 @pyarrow
+def test_plot_reads_a_table_twice(command, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="it draws")
+    with write(tmp_path / "x.csv", table(9)).open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        said = command.fails("plot", "-", "-o", tmp_path / "no.png")
+    assert said.endswith("standard input: expected a file, as a table is read twice to draw it, got a pipe")
+
+
+@pyarrow
 def test_progress_is_for_terminals(tmp_path):
     """On a terminal a bar, which goes when it is done; elsewhere nothing."""
     pytest.importorskip("tqdm", reason="tqdm draws the bar")

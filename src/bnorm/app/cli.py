@@ -18,7 +18,8 @@ from bnorm.app.dialects import Dialect, add_options
 from bnorm.app.errors import DataError, NotANumberError, option
 
 STATE_HELP = "the state file, .safetensors or .npz"
-DATA_HELP = "CSV, Parquet or Arrow files, folders of them, globs; - is standard input"
+FILES_HELP = "CSV, Parquet or Arrow files, folders of them, globs"
+DATA_HELP = f"{FILES_HELP}; - is standard input"
 OUT_HELP = (
     "the table, whose suffix sets the format: .csv, .tsv (also .csv.gz and the like), .parquet, .arrow; "
     "- is CSV to standard output; FOLDER/ is one file for each input, in its format"
@@ -231,7 +232,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = add(plot, "draw the history of state files, or a table before and after normalization", writing)
-    command.add_argument("data", nargs="+", metavar="DATA", help=f"state files; or tables: {DATA_HELP}")
+    command.add_argument("data", nargs="+", metavar="DATA", help=f"state files; or tables: {FILES_HELP}")
     add_options(command)
     command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
     command.add_argument("--columns", type=names, metavar="A,B", help="draw only these")

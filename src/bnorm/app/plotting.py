@@ -65,6 +65,9 @@ def _drawn(displays: Any, path: str, columns: Sequence[str] | None, ax: Any) -> 
 def _table(names: Sequence[str], columns: Sequence[str] | None, dialect: Dialect, quiet: bool) -> tuple[Any, Any]:
     """A transformer fitted on a table, and a sample of its rows."""
     sources = find(names, dialect)
+    for s in sources:
+        if not s.size:
+            raise DataError(f"{s.name}: expected a file, as a table is read twice to draw it, got a pipe")
     stream = Stream(sources, choose(sources[0], columns, None))
     learned = Learned.new(stream.numbers, None, None)
     with Progress("fit", stream.size, quiet) as progress:
