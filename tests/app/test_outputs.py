@@ -30,7 +30,7 @@ def test_nothing_is_overwritten(command, tmp_path):
     command("transform", data, "--state", state, "-o", out)
     out.with_suffix(".npz").touch()
     assert "already exists" in command.fails("transform", data, "--state", state, "-o", out)
-    assert "already exists" in command.fails("merge", state, state, "-o", out.with_suffix(".npz"))
+    assert "already exists" in command.fails("merge", state, "-o", out.with_suffix(".npz"))
     assert "already exists" in command.fails("fit", data, "-o", tmp_path / "t.npz", "--checkpoint", state)
     assert "an existing folder" in command.fails("fit", data, "-o", tmp_path / "no" / "s.npz")
 
@@ -75,7 +75,7 @@ def test_no_input_is_written_over(command, tmp_path):
         for given in (data, tmp_path / "*.csv", tmp_path):
             said = command.fails("transform", given, "--state", state, "-o", output, "--force")
             assert said.endswith("is read by this command, which does not write over it")
-    said = command.fails("merge", state, state, "-o", state, "--force")
+    said = command.fails("merge", state, "-o", state, "--force")
     assert said == f"bnorm: error: {state}: is read by this command, which does not write over it"
     assert (data.read_bytes(), state.read_bytes()) == before
 
@@ -128,7 +128,7 @@ def test_folders_without_rights(command, mode, writable):
         command("fit", data, "-o", state)
         command("transform", data, "--state", state, "-o", folder / "y.csv")  # all is imported
         calls = {
-            "t.npz": ("merge", state, state, "-o"),
+            "t.npz": ("merge", state, "-o"),
             "y.csv": ("transform", data, "--state", state, "-o"),
             "c.npz": ("fit", data, "-o", inside / "s.npz", "--checkpoint"),
         }

@@ -1,5 +1,7 @@
 """`bnorm show`: what a state says of itself, as a table and as JSON; and files that are no states."""
 
+from shutil import copy
+
 import numpy as np
 import pytest
 
@@ -71,7 +73,7 @@ def test_states_that_are_none(command, tmp_path):
     """One line says so, whichever command reads them."""
     bnorm.BatchNorm1d(3).save(tmp_path / "layer.npz")
     (tmp_path / "text.npz").write_text("no state")
-    for call in (("show", "{}"), ("plot", "{}", "-o", tmp_path / "p.png"), ("merge", "{}", "{}", "-o", "m.npz")):
+    for call in (("show", "{}"), ("plot", "{}", "-o", tmp_path / "p.png"), ("merge", "{}", "-o", "m.npz")):
         for name, why in (
             ("layer", ", got 'BatchNorm1d'"),
             ("text", "file, got a damaged one"),
@@ -126,7 +128,7 @@ def test_a_state_is_read_once(command, tmp_path, monkeypatch):
             read.clear()
             command(*call)
             assert read == [str(state)], call
-    said = command.fails("merge", plain, plain, grouped, "-o", tmp_path / "n.npz")
+    said = command.fails("merge", plain, copy(plain, tmp_path / "q.npz"), grouped, "-o", tmp_path / "n.npz")
     assert said.endswith(f"{grouped}: expected states that are all of groups, or none, got some of each")
 
 
@@ -151,7 +153,7 @@ def test_counts_that_no_integer_holds(command, tmp_path):
     assert done.err == ""
     assert done.out.splitlines()[3].split()[:3] == ["f0", "1.18059e+21", "-"]
     assert command("show", state, "--json").json["features"][0]["count"] == 2.0**70
-    assert command("merge", state, state, "-o", tmp_path / "m.npz").err == ""
+    assert command("merge", state, copy(state, tmp_path / "u.npz"), "-o", tmp_path / "m.npz").err == ""
     assert command("show", tmp_path / "m.npz", "--json").json["features"][0]["count"] == 2.0**71
     assert command("transform", data, "--state", state, "-o", tmp_path / "y.csv").err == ""
 
