@@ -298,6 +298,16 @@ def test_nan_and_infinity_flow_through():
         assert np.isfinite(F.backward(y * 0 + 1, saved)[0][:, [0, 2]]).all()
 
 
+@pytest.mark.parametrize("n", [4, 70, 300, 10_000])  # rows for which the kernels have loops of their own
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_an_infinity_leaves_zeros_beside_it_in_rms_norm(dtype, n):
+    x = np.linspace(-1, 1, 2 * n, dtype=dtype).reshape(2, n)
+    x[0, 2] = np.inf
+    y, _ = F.rms_norm(x, normalized_shape=n)
+    assert_same(np.abs(y[0]), np.where(np.arange(n) == 2, np.nan, 0).astype(dtype))
+    assert np.isfinite(y[1]).all()
+
+
 # moments -------------------------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,8 @@ BN_APART void bn_row_statistics(ptrdiff_t rows, double n, double eps, int center
                                  double *BN_RESTRICT mean, double *BN_RESTRICT rstd)
 {
     for (ptrdiff_t k = 0; k < rows; k++) {
-        const double low = centered ? sum[k] / n : 0.0, m2 = square[k] - low * sum[k], m = center[k] + low;
+        const double low = centered ? sum[k] / n : 0.0, m = center[k] + low;
+        const double m2 = centered ? square[k] - low * sum[k] : square[k]; /* 0 times an infinite sum is no 0 */
         const double r = bn_rstd(m, (m2 < 0.0 ? 0.0 : m2) / n, eps, n);
         mean[k] = bn_plain(m);
         rstd[k] = bn_plain(r);
