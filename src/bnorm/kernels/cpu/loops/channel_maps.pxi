@@ -179,8 +179,9 @@ cdef void map_columns(
     cdef const real* g
     cdef Py_ssize_t most = longest(x), run = job.inner, plane = job.channels * run
     cdef Py_ssize_t at = first * job.widen * plane, stop = last * job.widen * plane, step = plane, widen = 1
-    cdef Py_ssize_t channels, width, lead = 0, positions, i, j, k, n
+    cdef Py_ssize_t channels, width, lead = 0, positions, lines, i, j, k, n
     cdef bint whole = end - begin == job.channels and plane <= most
+    cdef bint several = weight == NULL and job.narrow == out.narrow == BN_REAL and not out.streamed
     if last == job.rows:
         stop = job.outer * plane
     if whole:
@@ -202,6 +203,7 @@ cdef void map_columns(
         while i < stop:
             k = 0
             n = min(lead if lead else width, stop - i)
+            lines = (stop - i - n) // step + 1 if several and n == width <= most else 1
             while k < n:
                 j = min(most, n - k)
                 v = taken(job.narrow, job.x, i + k, j, out.narrow_lines.x, x)
@@ -213,13 +215,14 @@ cdef void map_columns(
                                    min(channels, j), run, j, wr)
                 y = room(out, i + k, j, x) if edge == NULL else <real*>out.y + i + k
                 if g != NULL:
-                    bn_gradient_columns(job.act, g, v, y, j, &line, k, edge)
+                    bn_gradient_columns(job.act, lines, step, g, v, y, j, &line, k, edge)
                 else:
-                    bn_map_columns(job.act, v, y, j, &line, k, &job.infinite if job.finite else <int*>NULL, edge)
+                    bn_map_columns(job.act, lines, step, v, y, j, &line, k,
+                                   &job.infinite if job.finite else <int*>NULL, edge)
                 done(out, i + k, j, y)
                 k += j
             if lead == 0:
-                i += step
+                i += lines * step
                 continue
             i += lead
             turn(<const real*>line.h, width, lead, h)

@@ -12,21 +12,36 @@
 #include "memory.h"
 #include "rows.h"
 
-#define BN_COLUMN_V(i) ((x[i] - h[i]) * scale[i] + shift[i])
-#define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i))
+#define BN_COLUMN_V(i, p) ((x[i] - h[p]) * scale[p] + shift[p])
+#define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i, p))
 #define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
-#define BN_COLUMN_TILT(i) (b[i] * (x[i] - h[i]) + c[i])
-#define BN_COLUMN_GRADIENT(i, p) (a[i] * (OF(bn_act_pull)(act, BN_COLUMN_V(i), dy[i]) - BN_COLUMN_TILT(i)))
-/* y[j] = VALUE for n values; y may be x or dy. */
-#define BN_LINE_OF(y, VALUE)                                                                                          \
-    {                                                                                                                 \
+#define BN_COLUMN_TILT(i, p) (b[p] * (x[i] - h[p]) + c[p])
+#define BN_COLUMN_GRADIENT(i, p)                                                                                      \
+    (a[p] * (OF(bn_act_pull)(act, BN_COLUMN_V(i, p), dy[i]) - BN_COLUMN_TILT(i, p)))
+#define BN_FROZEN_COLUMN(i, p) OF(bn_act_pull)(act, BN_COLUMN_V(i, p), a[p] * dy[i])
+#define BN_WEIGHTED_COLUMN(i, p)                                                                                      \
+    (a[p] * (OF(bn_act_pull)(act, BN_COLUMN_V(i, p), dy[i]) - (w[p] == 0 ? 0 : w[p] * BN_COLUMN_TILT(i, p))))
+
+/* y[i] = VALUE(i, p) for `lines` lines of n values, each `step` values behind the one before; p is the place in its
+ * line. y may be x or dy. In BN_PAIRS_OF two lines at a time share the numbers of their columns. */
+#define BN_LINES_OF(y, VALUE)                                                                                         \
+    for (ptrdiff_t at_ = 0; lines > 0; lines--, at_ += step) {                                                        \
         BN_INDEPENDENT                                                                                                \
         for (ptrdiff_t j = 0; j < n; j++)                                                                             \
-            (y)[j] = VALUE;                                                                                           \
+            (y)[at_ + j] = VALUE(at_ + j, j);                                                                         \
+    }
+#define BN_PAIRS_OF(y, VALUE)                                                                                         \
+    for (; lines > 1; lines -= 2, x += 2 * step, dy += 2 * step, (y) += 2 * step) {                                   \
+        BN_INDEPENDENT                                                                                                \
+        for (ptrdiff_t j = 0; j < n; j++) {                                                                           \
+            (y)[j] = VALUE(j, j);                                                                                     \
+            (y)[step + j] = VALUE(step + j, j);                                                                       \
+        }                                                                                                             \
     }
 
-#define bn_map_columns(act, x, ...) BN_OF(bn_map_columns, x)(act, x, __VA_ARGS__)
-#define bn_gradient_columns(act, dy, ...) BN_OF(bn_gradient_columns, dy)(act, dy, __VA_ARGS__)
+#define bn_map_columns(act, lines, step, x, ...) BN_OF(bn_map_columns, x)(act, lines, step, x, __VA_ARGS__)
+#define bn_gradient_columns(act, lines, step, dy, ...)                                                                \
+    BN_OF(bn_gradient_columns, dy)(act, lines, step, dy, __VA_ARGS__)
 #define bn_weighted_run(act, dy, ...) BN_OF(bn_weighted_run, dy)(act, dy, __VA_ARGS__)
 #define bn_any_infinite(x, n) BN_OF(bn_any_infinite, x)(x, n)
 #define BN_TEMPLATE "lines.h"
@@ -47,10 +62,11 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
     return found != 0;
 }
 
-/* Computes a line of y from column `from` on, and sends it if there is an `edge`. infinite: NULL, or set if a value of
- * x is infinite. That is checked in the loop that reads x anyway, with SOME separate flags, so that it vectorizes. */
-BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
-                                     ptrdiff_t from, int *infinite, bn_edge *edge)
+/* Computes lines of y, each of n values from column `from` on and `step` values behind the one before. One line is sent
+ * if there is an `edge`. infinite: NULL, or set if a value of x is infinite. That is checked in the loop that reads x
+ * anyway, with SOME separate flags, so that it vectorizes. */
+BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
+                                     ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
     enum { SOME = BN_LINE / sizeof(real) };
     const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
@@ -59,18 +75,20 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, 
     if (!infinite && edge)
         BN_SEND_VALUES(1, n, y, edge, BN_COLUMN);
     else if (!infinite)
-        BN_LINE_OF(y, BN_COLUMN(j, j))
+        BN_LINES_OF(y, BN_COLUMN)
     else if (edge)
         BN_SEND_VALUES(1, n, y, edge, BN_CHECKED);
     else {
         const ptrdiff_t even = n - n % SOME;
-        for (ptrdiff_t i = 0; i < even; i += SOME) {
-            real some[SOME];
-            BN_VALUES(some, i, i, BN_CHECKED)
-            memcpy(y + i, some, sizeof some);
+        for (; lines--; x += step, y += step) {
+            for (ptrdiff_t i = 0; i < even; i += SOME) {
+                real some[SOME];
+                BN_VALUES(some, i, i, BN_CHECKED)
+                memcpy(y + i, some, sizeof some);
+            }
+            for (ptrdiff_t i = even, j_ = 0; i < n; i++)
+                y[i] = BN_CHECKED(i, i);
         }
-        for (ptrdiff_t i = even, j_ = 0; i < n; i++)
-            y[i] = BN_CHECKED(i, i);
     }
     for (int j = 0; j < SOME; j++)
         any |= found[j];
@@ -78,16 +96,17 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, const real *x, real *y, 
         bn_set(infinite);
 }
 
-BN_APART void OF(bn_map_columns)(bn_activation act, const real *x, real *y, ptrdiff_t n, const bn_numbers *of,
-                                 ptrdiff_t from, int *infinite, bn_edge *edge)
+BN_APART void OF(bn_map_columns)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
+                                 ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_map_columns_by), act, x, y, n, of, from, infinite, edge)
+    BN_BY_KIND(OF(bn_map_columns_by), act, lines, step, x, y, n, of, from, infinite, edge)
 }
 
-/* Computes a line of dx from column `from` on, and sends it if there is an `edge`; then there are no weights, and b is
- * not NULL. of->w begins with the weights of this line, not with those of column 0. */
-BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                          const bn_numbers *of, ptrdiff_t from, bn_edge *edge)
+/* Computes lines of dx in the same way; one line is sent if there is an `edge`, and then there are no weights, and b is
+ * not NULL. of->w begins with the weights of this line, not with those of column 0; then there is one line. */
+BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
+                                          const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from,
+                                          bn_edge *edge)
 {
     const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
     const real *shift = (const real *)of->shift + from;
@@ -96,18 +115,21 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, const real *dy, con
     if (edge)
         BN_SEND_VALUES(0, n, dx, edge, BN_COLUMN_GRADIENT);
     else if (!b)
-        BN_LINE_OF(dx, OF(bn_act_pull)(act, BN_COLUMN_V(j), a[j] * dy[j]))
-    else if (!w)
-        BN_LINE_OF(dx, BN_COLUMN_GRADIENT(j, j))
-    else
-        BN_LINE_OF(dx, a[j] * (OF(bn_act_pull)(act, BN_COLUMN_V(j), dy[j])
-                               - (w[j] == 0 ? 0 : w[j] * BN_COLUMN_TILT(j))))
+        BN_LINES_OF(dx, BN_FROZEN_COLUMN)
+    else if (w)
+        BN_LINES_OF(dx, BN_WEIGHTED_COLUMN)
+    else {
+        if (act.kind == BN_IDENTITY)
+            BN_PAIRS_OF(dx, BN_COLUMN_GRADIENT)
+        BN_LINES_OF(dx, BN_COLUMN_GRADIENT)
+    }
 }
 
-BN_APART void OF(bn_gradient_columns)(bn_activation act, const real *dy, const real *x, real *dx, ptrdiff_t n,
-                                      const bn_numbers *of, ptrdiff_t from, bn_edge *edge)
+BN_APART void OF(bn_gradient_columns)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
+                                      const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from,
+                                      bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_gradient_columns_by), act, dy, x, dx, n, of, from, edge)
+    BN_BY_KIND(OF(bn_gradient_columns_by), act, lines, step, dy, x, dx, n, of, from, edge)
 }
 
 /* The same for a run, with the numbers of its channel; the weights are divided by `unit`. */
@@ -117,6 +139,8 @@ BN_INLINE void OF(bn_weighted_run)(bn_activation act, const real *dy, const real
     const ptrdiff_t k_ = 0;
     const double inverse = 1.0 / unit;
     BN_GRADIENT_NUMBERS(BN_ARRAY_IS) BN_GRADIENT_NUMBERS(BN_OWN_IS)
-    BN_LINE_OF(dx, own_a * (BN_RUN_PULL(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j))))
+    BN_INDEPENDENT
+    for (ptrdiff_t j = 0; j < n; j++)
+        dx[j] = own_a * (BN_RUN_PULL(j) - (w[j] == 0 ? 0 : (real)(w[j] * inverse) * BN_TILTED(j)));
 }
 #endif
