@@ -183,6 +183,7 @@ def test_float64_far_from_zero(c, ratio):
 
 RNG = np.random.default_rng(5)
 NORMAL = RNG.standard_normal(5000)
+PLACES = np.r_[:16, 1666:1682, 3318:3334, 4984:5000]  # the values that give the center of a row of 5,000
 HARD = {
     "sorted": np.sort(NORMAL),
     "drifting": np.linspace(0, 1e6, 5000) + NORMAL,
@@ -193,6 +194,7 @@ HARD = {
     "one value differs, last": np.r_[np.full(5000, 0.1), 0.1001],
     "two values, |y| of about 8": np.where(np.arange(5000) % 65 == 7, 1.1, 0.3),
     "a jump": np.r_[np.zeros(2500), np.full(2500, 1e6)] + NORMAL,
+    "a center far from the mean": np.where(np.isin(np.arange(5000), PLACES), 1.1, 0.3),
     "zero, a, -a": np.tile([0.0, 1.1, -1.1], 1700),
     "zeros, then values": np.r_[np.zeros(1500), NORMAL],
     "ever larger": np.exp2(np.arange(5000) / 200) * np.sign(NORMAL),

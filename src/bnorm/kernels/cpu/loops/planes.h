@@ -46,7 +46,7 @@ BN_APART void OF(bn_plane_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t str
     if (dy) {
         BN_BY_KIND(OF(bn_plane_products_of), act, rows, stride, planes, n, dy, x, of, ahead, sum, dot)
     } else {
-        BN_EVERY_PLANE(OF(bn_squares)(brief, x + at, n, h[c], sum + 8 * c, dot + 8 * c))
+        BN_EVERY_PLANE(OF(bn_squares)(0, brief, x + at, n, h[c], sum + 8 * c, dot + 8 * c))
     }
 }
 #endif

@@ -13,12 +13,13 @@ cdef enum:
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH
+    ONCE = 256          # from this many values on a row is read once for both sums
 
-cdef inline int poor(double n, double first, double center, double square, const real* x) noexcept nogil:
-    """Whether the sums of a row must be computed again: the first value, about which all were summed, is more than
-    four standard deviations from their mean, or the squares left the range of float32."""
-    cdef double off = first - center
-    cdef int good = off * off * n <= 16.0 * square
+
+cdef inline int poor(double n, double off, double most, double square, const real* x) noexcept nogil:
+    """Whether the sums of a row must be computed again: n off^2, where off is the distance of what was summed about
+    from the mean, is more than `most` times the sum of squares, or the squares left the range of float32."""
+    cdef int good = off * off * n <= most * square
     if real is float:
         good &= (BN_LEAST_SQUARE * n <= square) & (square < INFINITY)
     return not good
@@ -44,46 +45,82 @@ cdef void sum_again(
         bn_careful_sums(identity(), BN_SQUARES, x, x, n, &of, 0, sum, square)
 
 
+cdef inline void sums_at_once(
+    const real* x, Py_ssize_t rows, Py_ssize_t size, bn_ahead* ahead, int sent,
+    double* center, double* off, double* sum, double* square
+) noexcept nogil:
+    """Compute both sums of each row about a center that a few of its values give, and how far that is from the mean."""
+    cdef real[BATCH] near
+    cdef double[BATCH * EIGHTH] of_sum, of_square
+    cdef Py_ssize_t k
+    for k in range(rows):
+        near[k] = <real>bn_near_mean(x + k * size, size)
+    for k in range(rows):
+        if ahead != NULL:
+            bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), sent)
+        bn_row_squares(x + k * size, size, near[k], of_sum + k * EIGHTH, of_square + k * EIGHTH)
+    bn_wholes(rows, of_sum, sum)
+    bn_wholes(rows, of_square, square)
+    for k in range(rows):
+        center[k] = near[k]
+        off[k] = sum[k] / size
+
+
+cdef inline void sums_by_turns(
+    const real* x, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bn_ahead* ahead, int sent, bint about_zero,
+    double* center, double* off, double* sum, double* square
+) noexcept nogil:
+    """Compute the mean of each row about its first value, then both sums about that mean, and how far the first value
+    is from it; or the squares about 0 alone."""
+    cdef real[BATCH] mean
+    cdef double[BATCH * EIGHTH] eight
+    cdef Py_ssize_t k
+    if about_zero:
+        for k in range(rows):
+            sum[k] = mean[k] = off[k] = 0.0
+    else:
+        for k in range(rows):
+            if ahead != NULL:
+                bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), sent)
+            bn_row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
+        bn_wholes(rows, eight, sum)
+        for k in range(rows):
+            mean[k] = <real>(<double>x[k * size] + sum[k] / size)
+            off[k] = <double>x[k * size] - <double>mean[k]
+            sum[k] += off[k] * size
+    for k in range(rows):
+        bn_row_sum(True, x + k * size, size, left - k * size, mean[k], eight + k * EIGHTH)
+    bn_wholes(rows, eight, square)
+    for k in range(rows):
+        center[k] = mean[k]
+
+
 cdef void short_moments(
     RowJob* job, Py_ssize_t row, Py_ssize_t rows, Py_ssize_t size, Py_ssize_t left, bn_ahead* ahead, const real* x
 ) noexcept nogil:
     """Store mean and rstd of `rows` rows of `size` values from x on: the sums of each row, then the divisions for all.
 
-    The mean of a row is computed about its first value, then the squares about that mean.
-
     ahead: NULL, or the walk of the task, which the maps go on with.
     """
-    cdef real[BATCH] center
-    cdef double[BATCH * EIGHTH] eight
-    cdef double[BATCH] first, sum, square, about
-    cdef double n = size
+    cdef double[BATCH] center, off, sum, square
+    cdef double n = size, first
+    cdef bint about_zero = job.rule == BN_MEAN_SQUARE, once = size >= ONCE and not about_zero
+    cdef double most = 0.2 if once else 16.0    # so a quarter of the squares about the mean, or sixteen times as much
     cdef int bad = 0
-    cdef bint about_zero = job.rule == BN_MEAN_SQUARE
     cdef Py_ssize_t k
+    if once:
+        sums_at_once(x, rows, size, ahead, job.stream, center, off, sum, square)
+    else:
+        sums_by_turns(x, rows, size, left, ahead, job.stream, about_zero, center, off, sum, square)
     for k in range(rows):
-        first[k] = about[k] = sum[k] = 0.0
-    if not about_zero:
-        for k in range(rows):
-            if ahead != NULL:
-                bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), job.stream)
-            bn_row_sum(False, x + k * size, size, left - k * size, x[k * size], eight + k * EIGHTH)
-        bn_wholes(rows, eight, sum)
-        for k in range(rows):
-            first[k] = x[k * size]
-    for k in range(rows):
-        center[k] = <real>(first[k] + sum[k] / n)
-    for k in range(rows):
-        bn_row_sum(True, x + k * size, size, left - k * size, center[k], eight + k * EIGHTH)
-    bn_wholes(rows, eight, square)
-    for k in range(rows):
-        about[k] = center[k]
-        sum[k] += (first[k] - about[k]) * n
-        bad |= poor(n, first[k], about[k], square[k], x)
+        bad |= poor(n, off[k], most, square[k], x)
     if bad:
         for k in range(rows):
-            if poor(n, first[k], about[k], square[k], x):
-                sum_again(x + k * size, size, left - k * size, first[k], &about[k], &sum[k], &square[k])
-    bn_row_statistics(rows, n, job.eps, not about_zero, about, sum, square, job.mean + row, job.rstd + row)
+            if poor(n, off[k], most, square[k], x):
+                first = 0.0 if about_zero else x[k * size]
+                center[k] = <real>(center[k] + (off[k] if once else 0.0))
+                sum_again(x + k * size, size, left - k * size, first, &center[k], &sum[k], &square[k])
+    bn_row_statistics(rows, n, job.eps, not about_zero, center, sum, square, job.mean + row, job.rstd + row)
 
 
 cdef inline void short_pair_sums(

@@ -58,6 +58,8 @@ BN_APART void bn_gather_runs(ptrdiff_t rows, ptrdiff_t channels, const double *B
     BN_FEW(BN_ADD_RUNS)
 }
 
+#define bn_near_mean(x, n) BN_OF(bn_near_mean, x)(x, n)
+#define bn_row_squares(x, ...) BN_OF(bn_row_squares, x)(x, __VA_ARGS__)
 #define bn_run_sums(runs, n, dy, ...) BN_OF(bn_run_sums, dy)(runs, n, dy, __VA_ARGS__)
 #define bn_run_totals(runs, gamma, rstd, off, sum, dot, gain, ...)                                                    \
     BN_OF(bn_run_totals, gain)(runs, gamma, rstd, off, sum, dot, gain, __VA_ARGS__)
@@ -66,9 +68,29 @@ BN_APART void bn_gather_runs(ptrdiff_t rows, ptrdiff_t channels, const double *B
 #include "both.h"
 #elif defined(real)
 
-BN_INLINE void OF(bn_squares)(int brief, const real *x, ptrdiff_t n, real h, double *sum, double *square)
+BN_INLINE void OF(bn_squares)(int begin, int brief, const real *x, ptrdiff_t n, real h, double *sum, double *square)
 {
-    BN_RUN_SUMS(0, brief, n, sum, square, BN_TWO_SQUARES, BN_SQUARE)
+    BN_RUN_SUMS(begin, brief, n, sum, square, BN_TWO_SQUARES, BN_SQUARE)
+}
+
+/* The mean of 64 values of a row of n >= 64 values, from four places, as parts of a row may differ. */
+BN_INLINE real OF(bn_near_mean)(const real *x, ptrdiff_t n)
+{
+    const ptrdiff_t i = n / 3, k = n - i - BN_TINY, last = n - BN_TINY;
+    const real h = x[0];
+    real s[BN_TINY];
+    double eight[8];
+    BN_ROLLED
+    for (int32_t j = 0; j < BN_TINY; j++)
+        s[j] = ((x[j] - h) + (x[i + j] - h)) + ((x[k + j] - h) + (x[last + j] - h));
+    OF(bn_fold)(BN_TINY, 1, s, eight);
+    return (real)((double)h + bn_whole(eight) / (4 * BN_TINY));
+}
+
+/* The sums of x - h and (x - h)^2 over a row of n >= 64 values, as 8 parts of each in float64. */
+BN_INLINE void OF(bn_row_squares)(const real *x, ptrdiff_t n, real h, double *sum, double *square)
+{
+    OF(bn_squares)(1, 0, x, n, h, sum, square);
 }
 
 BN_INLINE void OF(bn_products)(int begin, int brief, bn_activation act, const real *dy, const real *x,

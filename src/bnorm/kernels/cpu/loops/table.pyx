@@ -144,6 +144,8 @@ cdef extern from "lanes.h" nogil:
     void bn_row_numbers(...)
     void bn_row_slopes(...)
     void bn_row_sum(...)
+    double bn_near_mean(...)
+    void bn_row_squares(...)
     void bn_short_sums(...)
     void bn_careful_sums(...)
     void bn_sums(...)
