@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .gpu import NO_DEVICE, replace
 from .gpu_summary import PAGE, page
-from .steps import CUT_OFF, FAILED, GOOD, INTERRUPTED, JOURNAL, ROOT, Step, run, show
+from .steps import CUT_OFF, FAILED, GOOD, JOURNAL, ROOT, Step, asked_to_end, lines, run, show
 
 LONG = 30  # from this many minutes on, the longer order is taken
 INTERRUPT = 130
@@ -122,19 +122,18 @@ def contact(steps: Sequence[Step], folder: Path, seconds: float, environment: di
         written(folder, names)
 
     facts, *others = steps
-    ended = run([facts], folder, seconds, after, environment)
-    first = ended[0]
-    if first.status == NO_DEVICE or first.state == CUT_OFF:
-        why = "no device can be used" if first.state == FAILED else f"the device does not answer: {first.why}"
-        print(f"benchmarks.gpu_first: {why}; {folder / facts.name}.log says more", file=sys.stderr)
-        (folder / JOURNAL).unlink()  # the folder can be used again
-        return NO_DEVICE
-    if first.state != INTERRUPTED:
-        ended += run(others, folder, seconds - first.seconds, after, environment)
-    told(folder, names)
-    if any(one.state == INTERRUPTED for one in ended):
-        return INTERRUPT
-    return int(any(one.state not in GOOD for one in ended))
+    with asked_to_end() as asked:
+        ended = run([facts], folder, seconds, after, environment, asked)
+        first = ended[0]
+        silent = first.state == CUT_OFF and not lines(folder / f"{facts.name}.log")
+        if first.status != NO_DEVICE and not silent:
+            ended += run(others, folder, seconds - first.seconds, after, environment, asked)
+            told(folder, names)
+            return INTERRUPT if asked else int(any(one.state not in GOOD for one in ended))
+    why = "no device can be used" if first.state == FAILED else f"the device does not answer: {first.why}"
+    print(f"benchmarks.gpu_first: {why}; {folder / facts.name}.log says more", file=sys.stderr)
+    (folder / JOURNAL).unlink()  # the folder can be used again
+    return NO_DEVICE
 
 
 def written(folder: Path, names: Sequence[str]) -> str:

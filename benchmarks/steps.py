@@ -48,36 +48,35 @@ def run(
     seconds: float,
     after: Callable[[], None],
     environment: Mapping[str, str] | None = None,
+    asked: Sequence[int] = (),
 ) -> list[Ended]:
     """Run every step, as long as the seconds last. `after` is called after every step.
 
-    An interrupt, or a signal to end, also interrupts the step, and ends the run with the results so far.
+    asked: what `asked_to_end` yields. A signal also interrupts the step, and ends the run with the results so far.
     """
     end, ended = time.monotonic() + seconds, list[Ended]()
-    with signals_as_interrupts():
-        for i, step in enumerate(steps):
-            left = end - time.monotonic()
-            if step.skipped:
-                found = Ended(step.name, SKIPPED, why=step.skipped)
-            elif left <= 0:
-                found = Ended(step.name, NOT_REACHED, why="the time was over")
-            else:
-                write(folder, Ended(step.name, RUNNING))
-                try:
-                    found = execute(step, folder, min(step.limit, left), environment or {})
-                except OSError as error:  # the command cannot be started
-                    found = Ended(step.name, FAILED, why=str(error))
-            write(folder, found)
-            ended.append(found)
-            if found.state == INTERRUPTED:
-                ended += [Ended(other.name, NOT_REACHED, why="interrupted before") for other in steps[i + 1 :]]
-            after()
-            if found.state == INTERRUPTED:
-                break
+    for i, step in enumerate(steps):
+        left = end - time.monotonic()
+        if asked:
+            ended += [Ended(other.name, NOT_REACHED, why="interrupted before") for other in steps[i:]]
+            break
+        if step.skipped:
+            found = Ended(step.name, SKIPPED, why=step.skipped)
+        elif left <= 0:
+            found = Ended(step.name, NOT_REACHED, why="the time was over")
+        else:
+            write(folder, Ended(step.name, RUNNING))
+            try:
+                found = execute(step, folder, min(step.limit, left), environment or {}, asked)
+            except OSError as error:  # the command cannot be started
+                found = Ended(step.name, FAILED, why=str(error))
+        write(folder, found)
+        ended.append(found)
+        after()
     return ended
 
 
-def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, str]) -> Ended:
+def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, str], asked: Sequence[int]) -> Ended:
     show(f"--- {step.name}, at most {limit:.0f} s\n")
     log, start = folder / f"{step.name}.log", time.monotonic()
     state, why = "", ""
@@ -92,13 +91,10 @@ def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, st
             start_new_session=True,  # with all that it starts; and Ctrl-C is for this process, which passes it on
         )
         try:
-            if not wait(process, printed, start + limit):
-                state, why = CUT_OFF, f"after {limit:.0f} seconds"
-        except KeyboardInterrupt:
-            state = INTERRUPTED
+            if not wait(process, printed, start + limit, asked):
+                state, why = (INTERRUPTED, "") if asked else (CUT_OFF, f"after {limit:.0f} seconds")
+                stop(process, printed, asked)
         finally:
-            if state:
-                stop(process, printed)
             kill(process)  # whatever it has left running
             echo(printed)
     status, took = process.returncode, time.monotonic() - start
@@ -107,11 +103,12 @@ def execute(step: Step, folder: Path, limit: float, environment: Mapping[str, st
     return Ended(step.name, state, round(took, 1), why, status)
 
 
-def wait(process: subprocess.Popen[bytes], printed: BinaryIO, end: float) -> bool:
-    """Wait until a process ends, and show what it prints. Return whether it has ended by the time `end`."""
+def wait(process: subprocess.Popen[bytes], printed: BinaryIO, end: float, asked: Sequence[int], heard: int = 0) -> bool:
+    """Wait until a process ends, and show what it prints. Return whether it has ended by the time `end`, and before
+    more signals came than were heard."""
     while process.poll() is None:
         left = end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or len(asked) > heard:
             return False
         with suppress(subprocess.TimeoutExpired):
             process.wait(min(TICK, left))
@@ -119,11 +116,11 @@ def wait(process: subprocess.Popen[bytes], printed: BinaryIO, end: float) -> boo
     return True
 
 
-def stop(process: subprocess.Popen[bytes], printed: BinaryIO) -> None:
+def stop(process: subprocess.Popen[bytes], printed: BinaryIO, asked: Sequence[int]) -> None:
     """Interrupt a process, so that it can print what it knows."""
-    with suppress(KeyboardInterrupt, ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-        wait(process, printed, time.monotonic() + GRACE)
+        wait(process, printed, time.monotonic() + GRACE, asked, len(asked))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -144,15 +141,21 @@ def show(text: str) -> None:
 
 
 @contextmanager
-def signals_as_interrupts() -> Iterator[None]:
-    """Treat other signals that end a process, as of `timeout` or a closed terminal, as interrupts."""
+def asked_to_end() -> Iterator[list[int]]:
+    """Note signals to end, such as Ctrl-C, or those of `timeout` or a closed terminal, in the list that is yielded.
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    They raise no KeyboardInterrupt, which might come while a process is started, or a file written. What is ignored, as
+    under `nohup`, stays ignored.
+    """
+    asked: list[int] = []
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

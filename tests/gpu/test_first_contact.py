@@ -111,6 +111,13 @@ def test_a_device_that_does_not_answer_is_none(tmp_path, capsys, monkeypatch):
     assert "the device does not answer: after 0 seconds" in capsys.readouterr().err
 
 
+def test_a_device_that_has_told_its_facts_answers(tmp_path, once_it_prints):
+    facts = Step("facts", ["sh", "-c", 'echo \'{"device": "A device of paper"}\'; sleep 600'], 0.5)
+    status, page = contact([facts, script("next", "")], tmp_path / "found")
+    assert status == 1 and "**A device of paper**" in page
+    assert states(tmp_path / "found") == {"facts": CUT_OFF, "next": PASSED}
+
+
 def test_tests_that_are_all_skipped_are_no_success(tmp_path):
     if gpu.available() is None:
         pytest.skip("there is a device here")
@@ -131,12 +138,12 @@ def once_it_prints(monkeypatch):
     """The time of a step whose limit is a second begins when it prints: until then a busy machine may take any time."""
     wait = steps.wait
 
-    def waits(process, printed, end):
+    def waits(process, printed, end, asked, heard=0):
         if end - time.monotonic() < 2:
             while not os.fstat(printed.fileno()).st_size and process.poll() is None:
                 time.sleep(0.01)
             end = time.monotonic() + 0.1
-        return wait(process, printed, end)
+        return wait(process, printed, end, asked, heard)
 
     monkeypatch.setattr(steps, "wait", waits)
 
@@ -214,7 +221,8 @@ def test_an_interrupt_still_prints_failures(tmp_path, monkeypatch):
     command = [sys.executable, "-m", "pytest", *plugin, str(tmp_path / "test_it.py")]
     environment = {"PYTHONPATH": str(ROOT)}
     monkeypatch.setattr(steps, "GRACE", 300.0)  # for a busy machine
-    (found,) = steps.run([Step("tests", command, 300.0)], tmp_path, 600, lambda: None, environment)
+    with steps.asked_to_end() as asked:
+        (found,) = steps.run([Step("tests", command, 300.0)], tmp_path, 600, lambda: None, environment, asked)
     log = (tmp_path / "tests.log").read_text()
     assert found.state == INTERRUPTED and "= FAILURES =" in log and "KeyboardInterrupt" in log
     page = gpu_summary.page(tmp_path)
