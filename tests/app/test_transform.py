@@ -306,3 +306,16 @@ def test_a_damaged_journal(command, tmp_path, state, parts, text):
     (tmp_path / ".bnorm-transform.jsonl").write_text(text)
     said = command.fails("transform", parts, "--state", state, "-o", f"{tmp_path}/", "--resume")
     assert "expected the journal of a command, got a damaged one" in said
+
+
+def test_a_journal_that_begins_again(tmp_path, monkeypatch):
+    """The one of the command before stays as it is until the new one is complete."""
+    from bnorm.app.several import Journal
+
+    path = tmp_path / ".bnorm-transform.jsonl"
+    path.write_text(before := '{"inverse": true}\n')
+    path.with_name(f".{path.name}.{'a' * 16}.tmp").touch()  # as a killed command leaves it
+    monkeypatch.setattr(type(path), "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Journal(str(tmp_path), {"inverse": True}, resume=True).begin()
+    assert (path.read_text(), list(tmp_path.iterdir())) == (before, [path])

@@ -15,6 +15,7 @@ from bnorm.app.errors import DataError
 from bnorm.app.progress import Progress
 from bnorm.app.sources import Source
 from bnorm.app.writers import check_suffix
+from bnorm.files.replacing import replacing, sweep
 
 JOURNAL = ".bnorm-transform.jsonl"
 
@@ -68,7 +69,10 @@ class Journal:
         return output.exists() and self._done.get(str(output)) == _mark(s)
 
     def begin(self) -> None:
-        self._path.write_text("".join(f"{json.dumps(line)}\n" for line in [self._asked, *self._done.items()]))
+        """Write a journal of what is done so far. Until it is complete, the one before stays."""
+        sweep([self._path])
+        with replacing(self._path) as file:
+            file.write("".join(f"{json.dumps(line)}\n" for line in [self._asked, *self._done.items()]).encode())
 
     def note(self, s: Source, output: Path) -> None:
         with self._path.open("a") as file:
