@@ -339,3 +339,17 @@ def test_signals(tmp_path, number):
     t = bnorm.load(tmp_path / "c.npz")
     assert list(t.feature_names_in_) == names(table(1))
     assert t.n_samples_seen_.min() >= 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_ignored_stays_so(number):
+    """As SIGINT in a job that a shell has started in the background."""
+    from bnorm.app.progress import Signals
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Signals():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -73,7 +73,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Raises Interrupted for SIGINT and SIGTERM; inside `held`, at the end of the block."""
+    """Raises Interrupted for SIGINT and SIGTERM; inside `held`, at the end of the block.
+
+    A signal that is ignored stays so: a shell makes a job in the background ignore SIGINT.
+    """
 
     def __init__(self) -> None:
         self._holding, self._came = 0, 0
@@ -81,7 +84,8 @@ class Signals:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._take)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *error: object) -> None:
