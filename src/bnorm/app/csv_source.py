@@ -86,6 +86,7 @@ class CsvSource(Source):
             text = text[: stop + 1]
         if not text.strip():
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
+        self._refuse_points_between_values(text.partition(b"\n")[2] if self._dialect.header else text)
         found = self._look(text)
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
@@ -95,6 +96,15 @@ class CsvSource(Source):
             names = [f"x{i}" for i in range(len(names))]
         self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
         return names, [column.combine_chunks() for column in found.columns]
+
+    def _refuse_points_between_values(self, rows: bytes) -> None:
+        """Raise DataError if the decimal point is also the delimiter, which only quotes can tell apart."""
+        both = self._delimiter.encode()
+        if self._dialect.decimal == self._delimiter and both in rows and b'"' not in rows:
+            raise DataError(
+                f"{self._input.name}: --decimal: expected another character than --delimiter, as no values are in "
+                f"quotes, got {self._delimiter!r} for both"
+            )
 
     def _kind(self, name: str, column: Any, reasons: dict[str, str]) -> Any:
         """Return the type of a column, by its beginning. For a column of text, note in `reasons` why it is not numbers.
