@@ -198,7 +198,9 @@ def test_names_that_spark_cannot_tell_apart(here, spark):
 @pytest.mark.parametrize("name", ["fit", "moments", "transform"])
 def test_data_that_are_no_dataframe(here, spark, name):
     given = [np.ones((2, 2))] if name == "moments" else [bnorm.BatchNormTransformer().fit([[1.0], [2.0]]), {}]
-    with pytest.raises(TypeError, match=rf"spark.{name}: data: expected a DataFrame of Spark, got (numpy|builtins)\."):
+    with pytest.raises(
+        TypeError, match=rf"spark.{name}: data: expected a DataFrame of Spark, got (numpy\.ndarray|dict)$"
+    ):
         getattr(spark, name)(*given)
 
 

@@ -13,6 +13,7 @@ from ray.data import Dataset
 from ray.data.aggregate import AggregateFn
 from ray.data.preprocessor import Preprocessor
 
+from bnorm.checks import type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NONE, Map, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
@@ -142,7 +143,7 @@ def _of_block(reading: Partitions, table: pa.Table) -> pa.Table:
 
 def _kinds(who: str, data: Dataset) -> dict[str, int | None]:
     if not isinstance(data, Dataset):
-        raise TypeError(f"{who}: data: expected a Dataset of Ray, got {type(data).__module__}.{type(data).__name__}")
+        raise TypeError(f"{who}: data: expected a Dataset of Ray, got {type_name(data)}")
     schema = data.schema()
     return {} if schema is None else _kinds_of(schema.base_schema)
 

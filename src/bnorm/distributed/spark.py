@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types
 
 from bnorm import arrow
+from bnorm.checks import type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading, refuse_unknown
 from bnorm.distributed.learners import mapping_of, reading_of
@@ -147,9 +148,7 @@ def _mapped(mapping: Mapping, batches: Iterator[Any]) -> Iterator[Any]:
 
 def _kinds(who: str, data: Any) -> dict[str, int | None]:
     if not hasattr(type(data), "mapInArrow"):
-        raise TypeError(
-            f"{who}: data: expected a DataFrame of Spark, got {type(data).__module__}.{type(data).__name__}"
-        )
+        raise TypeError(f"{who}: data: expected a DataFrame of Spark, got {type_name(data)}")
     return {field.name: _kind(field.dataType) for field in data.schema.fields}
 
 

@@ -109,7 +109,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     who = "to_keras"
     keras = load(who, "keras", "keras")
     if not isinstance(layer, Layer):
-        raise TypeError(f"{who}: layer: expected a layer of bnorm, got {type(layer).__module__}.{type(layer).__name__}")
+        raise TypeError(f"{who}: layer: expected a layer of bnorm, got {checks.type_name(layer)}")
     neighbors.without_inverse(who, "layer", layer)
     without_activation(who, layer, ACTIVATIONS)
     given: Any = layer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.checks import user_level
+from bnorm.checks import type_name, user_level
 from bnorm.kernels import moved
 from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, Layer
 from bnorm.layers.batch import BatchNorm
@@ -105,7 +105,7 @@ def known(who: str, name: str, value: object, kinds: dict[type, Any]) -> Any:
     """The entry for the type of a value. A subclass may behave differently, so it is a TypeError."""
     if type(value) not in kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"{who}: {name}: expected one of {names}, got {type(value).__module__}.{type(value).__name__}")
+        raise TypeError(f"{who}: {name}: expected one of {names}, got {type_name(value)}")
     return kinds[type(value)]
 
 
