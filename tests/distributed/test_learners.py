@@ -100,6 +100,11 @@ def test_groups(weight):
         (bnorm.GroupedTransformer("k", halflife=9.0), {}, "or a half-life that is a length of time"),
         (bnorm.GroupedTransformer("a"), {"columns": ["a", "f"]}, "test: columns: expected features, got 'a'"),
         (bnorm.GroupedTransformer("k"), {"columns": ["k", "f"]}, "test: columns: expected features, got 'k'"),
+        (
+            bnorm.GroupedTransformer(["f", "a"]),
+            {"columns": None, "sample_weight": "w"},
+            "test: data: expected features, in columns of numbers, got only 'k', 'at', 'w', 's', 'a', 'f'$",
+        ),
         (bnorm.GroupedTransformer("k"), {"sample_weight": np.ones(9)}, "test: sample_weight: expected the name of a"),
         (
             bnorm.BatchNormTransformer(halflife="1h"),

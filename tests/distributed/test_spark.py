@@ -211,6 +211,11 @@ def test_errors_change_nothing(here, jobs, spark):
     for some, asked, message in (
         (df, ["z"], "spark.fit: expected a column 'z', got 'a', 's'"),
         (df, ["s"], "column 's': expected numbers"),
+        (
+            df.select("s"),
+            None,
+            "spark.fit: data: expected features, in columns of numbers or vectors of numbers, got only 's'",
+        ),
         (df, None, "Input X contains infinity"),
         (df.where("false"), None, "found 0 sample"),
     ):

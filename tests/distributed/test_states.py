@@ -175,6 +175,16 @@ BAD = [
     (table_with(), {"columns": ["a", "a"]}, r"each once"),
     (table_with(), {"columns": ["a"], "sample_weight": "z"}, r"test: expected a column 'z'"),
     (table_with(s=["x", "y"]), {"columns": ["s"]}, r"test: column 's': expected numbers or vectors of numbers"),
+    (
+        pa.table({"w": [1.0], "s": ["x"]}),
+        {"columns": None, "sample_weight": "w"},
+        r"^test: data: expected features, in columns of numbers or vectors of numbers, got only 'w', 's'$",
+    ),
+    (
+        pa.table({}),
+        {"columns": None},
+        r"^test: data: expected features, in columns of .* vectors of numbers, got none$",
+    ),
     (table_with(w=[1.0, -1.0]), {"columns": ["a"], "sample_weight": "w"}, r"Negative values"),
     (table_with(w=[0.0, 0.0]), {"columns": ["a"], "sample_weight": "w"}, r"at least one non-zero"),
     (table_with(w=[1.0, None]), {"columns": ["a"], "sample_weight": "w"}, r"NaN"),

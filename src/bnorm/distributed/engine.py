@@ -107,6 +107,7 @@ class Reading(Partitions):
         """Return a reading of the columns that were asked for, by default of all numbers and vectors of the table."""
         if columns is None:
             columns = [name for name, kind in kinds.items() if kind is not None and name != sample_weight]
+            refuse_none(who, columns, kinds, "numbers or vectors of numbers")
         reading = cls.given(who, columns, sample_weight, exact)
         refuse_unknown(who, reading.names, kinds)
         refuse_others(who, reading.names, kinds)
@@ -288,6 +289,13 @@ def refuse_unknown(who: str, names: Iterable[Any], known: Collection[Any]) -> No
             raise ValueError(f"{who}: expected one column {name!r}, got {found[name]}")
         if not found[name]:
             raise ValueError(f"{who}: expected a column {name!r}, got {', '.join(map(repr, known))}")
+
+
+def refuse_none(who: str, features: Sequence[str], known: Collection[str], expected: str) -> None:
+    """Raise ValueError for a table without features, if its columns were not named."""
+    if not features:
+        got = f"only {', '.join(map(repr, known))}" if known else "none"
+        raise ValueError(f"{who}: data: expected features, in columns of {expected}, got {got}")
 
 
 def refuse_others(who: str, names: Iterable[str], kinds: Kinds) -> None:

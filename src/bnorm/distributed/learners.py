@@ -22,6 +22,7 @@ from bnorm.distributed.engine import (
     Reading,
     each_once,
     filled,
+    refuse_none,
     refuse_others,
     refuse_unknown,
     refuse_unnamed,
@@ -78,11 +79,12 @@ class Learning(Partitions):
                 f"{who}: expected groups with momentum=None, or a half-life that is a length of time, as the order of "
                 f"rows must not matter, got {t!r}"
             )
+        beside_features = [*keys, *([] if times is None else [times])]
+        refuse_unknown(who, beside_features, kinds)
         if columns is None:
             beside = {*keys, sample_weight, times}
             columns = [name for name, kind in kinds.items() if kind == NUMBER and name not in beside]
-        beside_features = [*keys, *([] if times is None else [times])]
-        refuse_unknown(who, beside_features, kinds)
+            refuse_none(who, columns, kinds, "numbers")
         refuse_beside(who, Reading.given(who, columns).columns, beside_features)
         reading = Reading.of(who, kinds, columns, sample_weight)
         from sklearn import clone
