@@ -177,10 +177,44 @@ def test_types_differ_from_file_to_file(here, spark, tmp_path):
 
 
 def test_odd_names_of_columns(here, spark):
-    df = here.createDataFrame([(1.0, 2.0), (3.0, 5.0)], ["a.b", "c`d"])
-    t = spark.fit(bnorm.BatchNormTransformer(), df)
-    assert t.mean_.tolist() == [2.0, 3.5]
-    assert spark.transform(t, df).count() == 2
+    names = ["a.b", "c`d", "it's \\", '"AS x"']
+    df = here.createDataFrame([(1.0, 2.0, 0.0, 1e-100), (3.0, 5.0, 2.0, 3e-100)], names)
+    t = spark.fit(bnorm.BatchNormTransformer(eps=0.0), df)
+    np.testing.assert_allclose(t.mean_, [2.0, 3.5, 1.0, 2e-100], rtol=1e-15)
+    lazy = spark.transform(t, df)
+    assert lazy.columns == names
+    want = (np.array(df.collect()) - t.mean_) / np.sqrt(t.var_)
+    np.testing.assert_allclose(np.array(lazy.collect()), want, rtol=1e-13)
+    infinite = here.createDataFrame([(1.0, 2.0, float("-inf"), 4.0)], names)
+    with pytest.raises(Exception, match=r"column \"it's .*\": expected finite numbers, got infinity"):
+        spark.transform(t, infinite).collect()
+
+
+def test_what_is_known_of_columns_stays(here, spark):
+    """Their metadata; and a column without values, whose mean is NaN."""
+    from pyspark.sql import functions as F
+
+    df = here.createDataFrame([(1.0, None, 2.0), (3.0, None, 4.0)], "a double, b float, s double")
+    df = df.select(*(F.col(name).alias(name, metadata={"of": name}) for name in df.columns))
+    lazy = spark.transform(spark.fit(bnorm.BatchNormTransformer(eps=0.0), df, ["a", "b"]), df)
+    assert lazy.schema == df.schema
+    assert [field.metadata for field in lazy.schema] == [{"of": name} for name in "abs"]
+    assert sorted(map(tuple, lazy.collect())) == [(-1.0, None, 2.0), (1.0, None, 4.0)]
+
+
+def test_a_wide_table_needs_few_calls_of_java(here, spark, monkeypatch):
+    """Each takes a tenth of a millisecond, and there may be thousands of columns."""
+    client, calls = here.sparkContext._gateway._gateway_client, []
+    sent = client.send_command
+    monkeypatch.setattr(client, "send_command", lambda *given, **named: calls.append(given) or sent(*given, **named))
+    df = here.range(5).selectExpr(*(f"CAST(id * {i} AS DOUBLE) AS c{i}" for i in range(1, 101)))
+    for call in (
+        lambda: spark.fit(bnorm.BatchNormTransformer(momentum=None), df),
+        lambda: spark.transform(bnorm.BatchNormTransformer().fit(np.ones((2, 100))), df),
+    ):
+        calls.clear()
+        call()
+        assert 0 < len(calls) < 1000
 
 
 def test_names_that_spark_cannot_tell_apart(here, spark):

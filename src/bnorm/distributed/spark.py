@@ -6,6 +6,7 @@ driver merges them in the order of the partitions. A partition that is computed 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -64,25 +65,35 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     return _in_arrow(data, partial(_mapped, mapping), types.StructType(fields))
 
 
-def _distinct(data: Any) -> tuple[Any, list[Any]]:
-    """Return a DataFrame and all its columns. They get other names if Spark cannot tell theirs apart, as a and A."""
+def _distinct(data: Any) -> tuple[Any, list[str]]:
+    """Return a DataFrame and its columns in SQL. They get other names if Spark cannot tell theirs apart, as a and A."""
     if len({name.lower() for name in data.columns}) < len(data.columns):
         data = _safe(data)
-    return data, [F.col(_quoted(name)) for name in data.columns]
+    return data, [_quoted(name) for name in data.columns]
 
 
-def _column(mapping: Map, field: Any, column: Any) -> Any:
-    """Return the expression by which Spark itself computes a column: no value passes through Python."""
+def _column(mapping: Map, field: Any, column: str) -> Any:
+    """Return the expression by which Spark itself computes a column: no value passes through Python.
+
+    It is one string of SQL, as the operators of pyspark need 120 calls of Java for a column.
+    """
     if field.name not in mapping.columns:
-        return column
+        return F.expr(column)
     place, _ = mapping.columns[field.name]
-    mean, _, _, scale, shift = mapping.stats[:, place].tolist()
-    x = column.cast("double")
-    y = (x - mean) * scale + shift
+    mean, _, _, scale, shift = map(_literal, mapping.stats[:, place].tolist())
+    x = f"CAST({column} AS DOUBLE)"
+    y = f"({x} - {mean}) * {scale} + {shift}"
     if isinstance(field.dataType, types.FractionalType):
         message = f"{mapping.who}: column {field.name!r}: expected finite numbers, got infinity"
-        y = F.when(F.abs(x) == float("inf"), F.raise_error(message)).otherwise(y)
-    return y.cast(_normalized(field).dataType).alias(field.name, metadata=field.metadata)
+        error = f"raise_error(CAST(X'{message.encode().hex()}' AS STRING))"  # hexadecimal, as it may contain quotes
+        y = f"IF(abs({x}) = {_literal(float('inf'))}, {error}, {y})"
+    y = F.expr(f"CAST({y} AS {_normalized(field).dataType.simpleString()}) AS {_quoted(field.name)}")
+    return y.alias(field.name, metadata=field.metadata) if field.metadata else y
+
+
+def _literal(value: float) -> str:
+    """Return a number in SQL, as a double with all its digits."""
+    return f"{value!r}D" if isfinite(value) else f"CAST('{value!r}' AS DOUBLE)"
 
 
 def _quoted(name: str) -> str:
@@ -99,9 +110,11 @@ def _states(reading: Partitions, data: Any) -> list[bytes]:
     if len(packed) < PACKED:
         packed = []
     alone = [name for name in reading.names if name not in packed]
-    columns = [places[name] for name in alone] + [F.array(*(places[name] for name in packed))] * bool(packed)
+    columns = [places[name] for name in alone]
+    if packed:
+        columns.append(f"array({', '.join(places[name] for name in packed)})")
     function = partial(_of_partition, reading, alone, packed)
-    rows = _in_arrow(data.select(*columns), function, STATES).collect()
+    rows = _in_arrow(data.selectExpr(*columns), function, STATES).collect()
     return Partitions.attempted(sorted(rows, key=lambda row: row["partition"]))
 
 
