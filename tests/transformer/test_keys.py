@@ -220,6 +220,17 @@ def test_an_index_grows_and_is_stored():
         at_once(index.added(keys.keys, keys.kinds))
         assert (index.array().dtype, index.array().tolist()) == (column.dtype, column.tolist())
         assert restored(*stored(index), len(column)).keys == keys.keys
+    index = Index(1)
+    mixed = [0.5, 2**53 + 1, 2**53, 1e300, -(2**63), 0, -(2**53) - 1]  # float64 has not all of these integers
+    for part in (mixed[:1], mixed[1:]):
+        keys = read("t", [("k", np.array(part, object))])
+        at_once(index.added(keys.keys, keys.kinds))
+    assert (index.array().dtype, index.array().tolist()) == (object, mixed)
+    kinds, arrays = stored(index)
+    assert restored(kinds, arrays, len(mixed)).keys == mixed
+    for damage in (arrays["key_0_exact"][1:], arrays["key_0_exact"].astype(float)):
+        with pytest.raises(ValueError, match=r"argument|integers of column 0"):
+            restored(kinds, arrays | {"key_0_exact": damage}, len(mixed))
     with pytest.raises(ValueError, match="keys of"):
         restored(["number"], {"key_0": np.array([1, 1])}, 2)
     with pytest.raises(ValueError, match="keys of column 0 that end at"):  # before the last letter

@@ -36,8 +36,8 @@ class Index:
         return [(self.__dict__.update, known), (self._places.update, places), (self.keys.extend, keys)]
 
     def array(self) -> ndarray:
-        """Return the keys as an array: of strings (object), numbers, bools or times; for several columns, an object
-        array of tuples.
+        """Return the keys as an array: of strings (object), numbers (object if float64 cannot hold all of them), bools
+        or times; for several columns, an object array of tuples.
         """
         if len(self.kinds) == 1:
             return _typed(self.kinds[0], self.keys)
@@ -58,11 +58,17 @@ def _typed(kind: str | None, keys: list[Any]) -> ndarray:
         return np.array(keys, np.int64).view(UNIT)
     if kind == FLAG:
         return np.array(keys, bool)
-    if kind == NUMBER:
-        return np.array(keys, np.float64 if any(type(key) is float for key in keys) else np.int64)
+    if kind == NUMBER and not any(type(key) is float for key in keys):
+        return np.array(keys, np.int64)
+    if kind == NUMBER and not any(map(_beyond_floats, keys)):
+        return np.array(keys, np.float64)
     out = np.empty(len(keys), object)
     out[:] = keys
     return out
+
+
+def _beyond_floats(key: Any) -> bool:
+    return bool(float(key) != key)
 
 
 def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
@@ -75,6 +81,9 @@ def stored(index: Index) -> tuple[list[str | None], dict[str, ndarray]]:
             arrays[f"key_{j}"] = np.frombuffer(b"".join(texts), np.uint8)
         elif kind is not None:
             values = _typed(kind, column)
+            if values.dtype == object:  # numbers that float64 cannot hold: their nearest floats, and which they are
+                exact = [key if _beyond_floats(key) else 0 for key in column]
+                arrays[f"key_{j}_exact"], values = np.array(exact, np.int64), values.astype(np.float64)
             arrays[f"key_{j}"] = values.view({TIME: np.int64, FLAG: np.uint8}.get(kind, values.dtype))
     return list(index.kinds), arrays
 
@@ -102,6 +111,10 @@ def restored(kinds: list[Any], arrays: dict[str, ndarray], groups: int) -> Index
             columns.append((values != 0).tolist() if kind == FLAG else values.tolist())
             if kind == NUMBER and values.dtype == np.float64:
                 columns[-1] = [int(v) if v == v // 1 and abs(v) <= MOST else v for v in columns[-1]]
+                if (exact := arrays.get(f"key_{j}_exact")) is not None:
+                    if exact.dtype != np.int64:
+                        raise ValueError(f"integers of column {j} of {exact.dtype}")
+                    columns[-1] = [e or v for e, v in zip(exact.tolist(), columns[-1], strict=True)]
     keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     if len(keys) != groups or len(set(keys)) != groups:
         raise ValueError(f"{len(set(keys))} keys of {groups} groups")
