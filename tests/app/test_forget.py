@@ -56,6 +56,19 @@ def test_missing_values_and_weights_are_forgotten(command, tmp_path, way):
         assert got == {key: feature[key] for key in got}
 
 
+def test_what_python_has_learned_is_forgotten(command, tmp_path):
+    """Its state does not say how many values are missing, if rows have weights."""
+    pd = pytest.importorskip("pandas", reason="its frames have names of columns")
+    w = np.arange(len(X)) % 3
+    t = bnorm.BatchNormTransformer(momentum=None, exact=True)
+    t.fit(pd.DataFrame(X, columns=["f0", "f1", "f2"]), sample_weight=w).save(tmp_path / "whole.npz")
+    gone = write(tmp_path / "gone.parquet", X[:150], w=w[:150])
+    command("forget", tmp_path / "whole.npz", gone, "-o", tmp_path / "left.npz", "--weight", "w")
+    left = shown(command, tmp_path / "left.npz")
+    assert left["digest"] == F.moments(X[150:], exact=True, weight=w[150:]).digest()
+    assert [feature.get("missing") for feature in left["features"]] == [None] * 3
+
+
 def test_features_in_another_order(command, tmp_path):
     one = fit(command, tmp_path, slice(100), "one")
     reordered = shown(command, one)["features"]
