@@ -233,3 +233,15 @@ def test_moments_and_extremes_of_all_columns_are_one_call(monkeypatch):
     learner.add([piece_of(learner.learned.fitted, rows, None, None)])
     assert asked == [2]
     assert learner.learned.extremes.tolist() == [[0, 5], [3, 8]]
+
+
+def test_columns_of_csv_that_begin_far_down(command, tmp_path, monkeypatch):
+    """Numbers are learned, and of text it says why it is none; where all further lines are blank, nothing is found."""
+    monkeypatch.setattr("bnorm.app.csv_source.BEGINNING", 200)
+    data, into = tmp_path / "x.csv", ("-o", tmp_path / "s.npz", "--force")
+    data.write_text("a,late,share,never\n" + "1,,,\n" * 300 + "1,2,5%,\n" * 100)
+    told = command("fit", data, *into).told
+    assert "learns a, late, never\n" in told
+    assert "leaves out share (text such as '5%')\n" in told
+    data.write_text("a,never\n" + "1,\n" * 80 + "\n" * 30_000)
+    assert "learns a, never\n" in command("fit", data, *into).told
