@@ -314,6 +314,18 @@ raise SystemExit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.parametrize("way", [[], ["--by", "k"]], ids=["all rows", "groups"])
+def test_no_table_that_a_pattern_finds_is_written_over(command, tmp_path, way):
+    """With --delimiter, any name is that of a table."""
+    data = tmp_path / "x.npz"
+    data.write_text(before := "k,a\n1,2\n1,3\n")
+    arguments = ["fit", tmp_path / "*.npz", "--delimiter", ",", "--force", *way]
+    for outputs in [["-o", data]] + [["-o", tmp_path / "s.npz", "--checkpoint", data]] * (not way):
+        said = command.fails(*arguments, *outputs)
+        assert said.endswith("x.npz: is read by this command, which does not write over it")
+    assert data.read_text() == before
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process here")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(tmp_path, number):

@@ -106,3 +106,26 @@ def test_a_transform_that_goes_on(capsys, tmp_path, monkeypatch, terminal):
     assert percents[:2] == [0, 50]
     assert percents == sorted(percents)
     assert percents[-1] == 100
+
+
+def test_a_pipe_has_no_percentage(terminal):
+    """As its size is not known; it has the time so far instead."""
+    from bnorm.app.progress import Progress
+
+    drawn = terminal()
+    with Progress("fit", 0, False) as progress:
+        progress.add(1234, 10.0)
+    assert re.search(r"fit: 00:0\d, 1,234 rows, [\d,]+ rows/s", drawn.getvalue())
+    assert "%" not in drawn.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_work_that_is_faster_than_the_bar(monkeypatch, quiet):
+    """The bar is shown once, unless --quiet; tqdm alone would leave out all but its beginning."""
+    from bnorm.app.progress import Progress
+
+    monkeypatch.setattr(sys, "stderr", drawn := Terminal())
+    with Progress("fit", 100, quiet) as progress:
+        progress.add(7, 100.0)
+    assert drawn.bars()[-1:] == ([] if quiet else [(100, 7)])
+    assert quiet == (drawn.getvalue() == "")
