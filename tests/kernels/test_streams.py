@@ -31,7 +31,9 @@ def streamed():
         ("far", "far_maps", "far_two"), FAR
     )
     before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS, beside=1)
+    habit = entries.use_habit(most=0)
     yield
+    entries.use_habit(**habit)
     entries.use_sizes(**before)
 
 

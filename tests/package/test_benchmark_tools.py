@@ -16,6 +16,7 @@ from benchmarks import (
     growth,
     limits,
     masks,
+    nearby,
     page,
     row_lengths,
     shapes,
@@ -26,6 +27,7 @@ from benchmarks import (
 )
 
 from benchmark_runs import BRIEF, local
+from bnorm.kernels.cpu import entries
 
 pytestmark = pytest.mark.bench
 ROOT = Path(__file__).parents[2]
@@ -206,6 +208,13 @@ def test_a_busy_machine_is_measured():
     with busy.neighbors(1):
         found = busy.compare(busy.cases()["transform (10000, 20)"], 2, duration=0.01, blocks=2)
     assert all(0 < median <= late for median, late in found)
+
+
+def test_calls_that_look_are_measured():
+    habit = entries.use_habit()
+    found = list(nearby.lines([1], 1e-4))
+    assert len(found) == 5 and all(float(number) > 0 for line in found for number in line[2:])
+    assert entries.use_habit()["most"] == habit["most"]
 
 
 def test_times_and_windows_are_measured(capsys):

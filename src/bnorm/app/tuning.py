@@ -109,6 +109,7 @@ def timed(seconds: float) -> Measure:
 
     def measure(name: str, n_bytes: int) -> tuple[float, float]:
         way, before, threads = WAYS[name], entries.use_sizes(), bnorm.get_num_threads()
+        habit = entries.use_habit(most=0)
         rng = np.random.default_rng(0)
         ring = [
             np.resize(rng.standard_normal(100_003, np.float32), (n_bytes // 4 // WIDTH, WIDTH)) for _ in range(RING)
@@ -128,6 +129,7 @@ def timed(seconds: float) -> Measure:
                     times.append(time.perf_counter() - start)
         finally:
             entries.use_sizes(**before)
+            entries.use_habit(**habit)
             bnorm.set_num_threads(threads)
         on, off = map(median, found.values())
         return on, off

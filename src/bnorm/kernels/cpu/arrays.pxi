@@ -1,6 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
-# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, plan, rounded_up, sizes, unaided (plan).
+# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, unaided
+# (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
 # narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector, vector_size,
 # view, weigh.
@@ -174,12 +175,17 @@ cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it is too large for them."""
     cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
+    cdef int caches
     if dy is None and size >= sizes.stream_one \
             and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
         least = sizes.stream_one
     job.y = cnp.PyArray_DATA(y)
     pair(job, dy)
     job.stream = bypasses(size, least)
+    if job.inner == 1 or (dy is None and not reduces):  # channels of images stay in the second level between two passes
+        caches = kept(job.stream, job.x, job.dy, job.outer * job.channels * job.inner * itemsize(job), job.y, size)
+        job.stream = caches == BN_PAST
+        job.far = job.far and (caches != BN_FOUND or job.inner > 1)
     job.unaided = dy is None and unaided(job, size)
 
 

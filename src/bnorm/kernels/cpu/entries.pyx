@@ -96,6 +96,16 @@ cdef extern from "memory.h" nogil:
     int bn_is_zen_5()
     void bn_set(int*)
 
+cdef extern from "nearby.h" nogil:
+    enum:
+        BN_PAST
+        BN_THROUGH
+        BN_FOUND
+    ctypedef struct bn_habit:
+        int through, calls, excess, wait, most, pretended
+    bn_habit bn_habits
+    int bn_caches(const void*, const void*, size_t, const void*, size_t)
+
 cnp.import_array()
 
 cdef Loops* loops = NULL

@@ -23,6 +23,13 @@
 #define BN_APART static
 #endif
 
+/* A variable of which each thread has its own. */
+#ifdef _MSC_VER
+#define BN_OF_THREAD __declspec(thread)
+#else
+#define BN_OF_THREAD __thread
+#endif
+
 /* Whether x is an infinity (NaN is not). The result is as wide as x, so that loops vectorize. */
 static inline int32_t bn_infinite_float(float x)
 {

@@ -3,8 +3,8 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map, scattered,
-# share_weights, sizes, unaided.
+# Gives FUSE, ROW, bypasses, fits, is_brief, kept, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map,
+# scattered, share_weights, sizes, unaided.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -23,6 +23,7 @@ cdef enum:
     SUMMED = 1 << 17        # bytes of a row of sums that stays in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
+    LOOKED = 1 << 20        # least bytes of an output for which a call looks into the caches
     UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
 
@@ -62,9 +63,26 @@ def use_sizes(**changed):
     return before
 
 
+def use_habit(**changed):
+    """Change how this thread treats the caches when arrays are large, see nearby.h. For tests, and for `bnorm tune`,
+    which does without. Return what it was."""
+    global bn_habits
+    before = bn_habits
+    bn_habits = {**before, **changed}
+    return before
+
+
 cdef inline bint bypasses(Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
     """Whether an output of n_bytes bypasses the caches: if it has at least `least`, and the build has such stores."""
     return BN_STREAMS and n_bytes >= least
+
+
+cdef inline int kept(bint stream, const void* x, const void* dy, Py_ssize_t x_bytes, const void* y,
+                     Py_ssize_t y_bytes) noexcept nogil:
+    """Return how a call treats the caches, whose output y bypasses them (`stream`) if only its size counts."""
+    if stream and LOOKED <= y_bytes <= bn_habits.most:
+        return bn_caches(x, dy, x_bytes, y, y_bytes)
+    return BN_PAST if stream else BN_THROUGH
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:

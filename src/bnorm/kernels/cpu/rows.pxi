@@ -1,8 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, expect_weights, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result, scratch, vector
-# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, plan_rows, plan_sums, rounded_up, sizes
-# (plan).
+# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up,
+# sizes (plan).
 # Gives entries only.
 
 
@@ -18,6 +18,7 @@ cdef int row_view(
     """Check the arrays, and set the job's view of x, its arrays and its plan. weighted: positions have weights."""
     expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
+    cdef int caches
     memset(job, 0, sizeof(RowJob))
     job.outer = shape[0]
     job.groups = shape[1]
@@ -32,6 +33,10 @@ cdef int row_view(
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
     job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.beside = cnp.PyArray_NBYTES(x) >= sizes.beside
+    caches = kept(job.stream, job.x, data(dy), cnp.PyArray_NBYTES(x), job.y, cnp.PyArray_NBYTES(y))
+    job.stream = caches == BN_PAST
+    if caches == BN_FOUND:
+        job.far = job.beside = False
     job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)

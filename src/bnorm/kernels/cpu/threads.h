@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <time.h>
 
+#include "memory.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #define BN_OPENMP _OPENMP
@@ -12,12 +14,6 @@
 static inline int omp_get_max_threads(void) { return 1; }
 static inline void omp_set_num_threads(int n) { (void)n; }
 static inline double omp_get_wtime(void) { return 0.0; }
-#endif
-
-#ifdef _MSC_VER
-#define BN_OF_THREAD __declspec(thread)
-#else
-#define BN_OF_THREAD __thread
 #endif
 
 /* On a busy machine the system gives a thread's core to other processes for milliseconds: the rest of the team waits
@@ -40,7 +36,7 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_LOOK 5e-3    /* seconds between two readings: as long as the other threads spin before they sleep */
 #define BN_NAP 1e-2     /* seconds of sleep after which the system may wake all threads on one core */
 #define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
-#define BN_APART 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
+#define BN_PARTED 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
 #define BN_PUSHES 2     /* late calls after a sleep that part the threads, so that the caller goes on with the team */
 #define BN_NAPS 16      /* the caller works alone after its next 16 sleeps; doubled each time threads are late again, */
 #define BN_MOST_NAPS 256    /* up to this */
@@ -131,7 +127,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
         bn_naps_left = bn_naps;
         bn_naps = bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
     }
-    if (begun < bn_woke_at + BN_APART && bn_pushes_left-- > 0)
+    if (begun < bn_woke_at + BN_PARTED && bn_pushes_left-- > 0)
         return;
     rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
     bn_alone_until = begun + took + rest;
