@@ -155,6 +155,7 @@ def test_a_column_without_values(command, tmp_path):
     data.write_text("a,b\n1,\n3,\n")
     done = command("fit", data, "-o", tmp_path / "s.npz")
     assert done.err == "bnorm: column 'b' has no values: its statistics are NaN\n"
+    assert command("fit", data, "-o", tmp_path / "s.npz", "--force", "--quiet").err == ""
     shown = command("show", tmp_path / "s.npz", "--json").json["features"]
     assert (shown[1]["mean"], shown[1]["count"], shown[1]["missing"]) == (None, 0, 2)
     command("transform", data, "--state", tmp_path / "s.npz", "-o", tmp_path / "y.csv")
