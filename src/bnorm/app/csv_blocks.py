@@ -79,8 +79,6 @@ def _by_letters(data: bytes, delimiter: str) -> int:
     starts = re.escape(delimiter.encode()) + NEWLINES
     values = re.compile(rb'(?:^|(?<=[%s]))"[^"]*(?:""[^"]*)*(?:"|\Z)' % starts)
     stop, last = len(data), [found.span() for found in values.finditer(data)]
-    if last and (last[-1][1] - last[-1][0] < 2 or not _closed(data[slice(*last[-1])])):
-        stop = last.pop()[0]
     while (found := data.rfind(b"\n", 0, stop)) >= 0:
         while last and last[-1][0] > found:
             last.pop()
@@ -88,8 +86,3 @@ def _by_letters(data: bytes, delimiter: str) -> int:
             break
         stop = last[-1][0]
     return found + 1
-
-
-def _closed(value: bytes) -> bool:
-    """Whether a value that begins with a quote ends with one that is not part of two that stand for one."""
-    return (len(value) - len(value.rstrip(b'"'))) % 2 == (0 if not value.strip(b'"') else 1)
