@@ -195,6 +195,15 @@ def test_types(rng, given):
     np.testing.assert_allclose(z, RunningNorm(3)(x.astype("f8")), atol=1e-3)
 
 
+def test_bfloat16_stays(rng):
+    x = rng.normal(3, 2, size=(6, 3)).astype(pytest.importorskip("ml_dtypes", reason="bfloat16 is its type").bfloat16)
+    rn = RunningNorm(3)
+    z = rn(x)
+    back = rn.denormalize(z)
+    assert z.dtype == back.dtype == x.dtype
+    np.testing.assert_allclose(back.astype("f4"), x.astype("f4"), atol=0.1)
+
+
 def test_numbers_lists_and_memory_orders(rng):
     rn = RunningNorm(())
     assert type(rn(1.5)) is np.float64
@@ -285,6 +294,7 @@ def test_errors_change_nothing(rng, call, error, message):
         ({"momentum": 1.5}, "momentum"),
         ({"momentum": 0.1, "halflife": 5}, "halflife: expected None with momentum=0.1, got 5"),
         ({"halflife": 0}, "halflife: expected a finite number above 0"),
+        ({"halflife": np.inf}, "halflife: expected a finite number above 0"),
         ({"nonfinite": "propagate"}, "nonfinite: expected one of 'skip', 'raise'"),
         ({"dtype": "float16"}, "dtype"),
         ({"clip": -1}, "clip"),

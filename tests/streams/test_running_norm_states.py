@@ -36,6 +36,8 @@ def test_streams_merge(rng):
         np.testing.assert_allclose(merged.var, whole.var, rtol=1e-13)
         assert merged.count.tolist() == [60] * 3
     assert parts[0].count.tolist() == [7] * 3
+    with pytest.raises(TypeError, match="unsupported operand"):
+        1 + parts[0]
 
 
 def test_what_was_skipped_is_counted_over_all_streams():
