@@ -289,7 +289,7 @@ def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float
 
 def _age(momentum: float) -> float:
     """Return the half-life, in batches, of a weight that is multiplied by 1 - momentum with every batch."""
-    return SHORTEST if momentum == 1 else max(SHORTEST, -LOG2 / log1p(-momentum))
+    return SHORTEST if momentum == 1 else -LOG2 / log1p(-momentum)
 
 
 def _ended(half: Any, given: Any, z: Any) -> Any:
