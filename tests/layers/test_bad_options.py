@@ -17,7 +17,7 @@ OPTIONS = [
     ("affine", [], ["yes", None, 2]),
     ("activation", ["tanh", "", "ReLU"], [1, np.maximum]),
     ("negative_slope", [-0.1, 1, 2.0, NAN, np.inf], ["0.1", None, 1j]),
-    ("dtype", [], ["int64", "complex64", "no type", str, object, SimpleNamespace(dtype="no type")]),
+    ("dtype", [], ["int64", ">f8", "complex64", "no type", str, object, SimpleNamespace(dtype="no type")]),
     ("device", ["tpu", ""], [0]),
 ]
 OF_BATCH = [
@@ -26,7 +26,7 @@ OF_BATCH = [
     ("momentum", [-1e-9, -0.1, 1.0001, NAN, np.inf], ["0.1", 1j, (0.1,)]),
     ("bias", [], ["yes", None]),
     ("track_running_stats", [], ["yes", None]),
-    ("ddof", [2, -1], ["1", None, 0.5]),
+    ("ddof", [2, -1], ["1", None, 0.5, True]),
     ("nonfinite", ["ignore", ""], [None, True]),
     ("on_single", ["skip", ""], [None, False]),
     ("axis", [], [1.0, "1", None, (1,)]),
