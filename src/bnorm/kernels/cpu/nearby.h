@@ -18,7 +18,8 @@ enum {
     BN_THROUGH,         /* results go through the caches */
     BN_FOUND,           /* the same, and the arrays of this call are in the caches: nothing need be fetched ahead */
     BN_PROBES = 8,      /* lines of an array that a look loads */
-    BN_MANY = 4,        /* more lines from memory count as so many: some are slow only because the thread was interrupted */
+    BN_MANY = 4,        /* so many lines from memory are not by chance; more count as so many */
+    BN_TRIED = 8,       /* calls of a try before one looks: first each array of a loop must get into the caches */
     BN_LINES = 5, BN_ALLOWED = 3,   /* 3/5 of a line in each look may come from memory */
     BN_ENOUGH = 220,    /* fifths of a line beyond what is allowed that end a try: 13 calls with all arrays in memory */
     BN_STAYED = 256,    /* calls after which a try has proved right */
@@ -31,7 +32,7 @@ typedef struct {
     int excess;         /* fifths of lines from memory, beyond what is allowed */
     int wait;           /* calls between this try and the next */
     int most;           /* bytes: larger outputs always go past the caches */
-    int pretended;      /* for tests: how many lines a look finds in memory; -1: as many as there are */
+    int pretended;      /* for tests: how many lines of x a look finds in memory; -1: as many as there are */
 } bn_habit;
 
 static BN_OF_THREAD bn_habit bn_habits = {0, BN_LEAST_WAIT / 2, 0, BN_LEAST_WAIT, 20 << 20, -1};
@@ -119,7 +120,7 @@ static inline int bn_has_memory(const void *y, size_t size)
 static inline int bn_caches(const void *x, const void *dy, size_t x_size, const void *y, size_t y_size)
 {
     bn_habit *habit = &bn_habits;
-    int far = habit->pretended;
+    int far = habit->pretended, far_y = 0;
     if (!habit->through) {
         if (--habit->calls <= 0) {
             habit->through = 1;
@@ -127,24 +128,29 @@ static inline int bn_caches(const void *x, const void *dy, size_t x_size, const 
         }
         return BN_PAST;
     }
+    if (habit->calls++ < BN_TRIED)
+        return BN_THROUGH;
     if (far < 0) {
         far = bn_far_lines(x, x_size, 0);
         if (dy != NULL)
             far += bn_far_lines(dy, x_size, 0);
         if (bn_has_memory(y, y_size))
-            far += bn_far_lines(y, y_size, 0);
+            far_y = bn_far_lines(y, y_size, 0);
     }
-    habit->excess += BN_LINES * (far < BN_MANY ? far : BN_MANY) - BN_ALLOWED;
+    habit->excess += BN_LINES * (far + far_y < BN_MANY ? far + far_y : BN_MANY) - BN_ALLOWED;
     if (habit->excess < 0)
         habit->excess = 0;
-    if (++habit->calls == BN_STAYED)
+    if (habit->calls == BN_STAYED)
         habit->wait = BN_LEAST_WAIT;
     if (habit->excess > BN_ENOUGH) {
         habit->through = habit->excess = 0;
         habit->calls = habit->wait;
         habit->wait = 2 * habit->wait < BN_MOST_WAIT ? 2 * habit->wait : BN_MOST_WAIT;
     }
-    return far == 0 ? BN_FOUND : BN_THROUGH;
+    /* Only y is in memory: a store through the caches would have to read its line first. */
+    if (far_y >= BN_MANY && far < BN_MANY)
+        return BN_PAST;
+    return far + far_y == 0 ? BN_FOUND : BN_THROUGH;
 }
 #else
 static inline int bn_caches(const void *x, const void *dy, size_t x_size, const void *y, size_t y_size)
