@@ -1,15 +1,15 @@
 """Does it pay to look whether arrays are in the caches? `python -m benchmarks.nearby`: calls with looks, over without.
 
 Arrays of one size are used in three ways: "same" reads and writes the same ones in every call, "pairs" has four sets
-of them in turn, and in "chain" a call reads what the call before wrote, as in a net. Both settings are measured in
-turns, each after calls that are not timed. A number is the mean time of a call with looks over one without.
+of them in turn, and in "chain" a call reads what the call before wrote, as in a net. A number is the mean time of a
+call with looks over one without, both measured in turns, after many calls in which a thread learns what pays.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 from numpy import ndarray
@@ -23,7 +23,9 @@ from .text import aligned
 MIB = 1 << 20
 WIDTH = 512
 SETS = 4
-WARM, TURNS = 0.5, 3  # part of a turn that is not timed, and turns of each setting
+WARM, TURNS = 0.3, 5  # part of a turn that is not timed, and turns of each setting
+LEARNING = 700  # calls, after which a thread waits longest between its tries if these fail
+NEW = {"through": 0, "calls": 8, "excess": 0, "wait": 16}  # a thread that has made no call
 Call = Callable[[], object]
 Step = Callable[[int, ndarray, ndarray], object]  # the i-th set, what is read, what is written
 
@@ -35,15 +37,15 @@ def arrays(n_bytes: int, n: int) -> list[ndarray]:
 
 def steps(n_bytes: int) -> dict[str, Step]:
     """Return what a call does, by its name. A gradient reads dy, and x of the i-th set too."""
-    ones, xs = np.ones(WIDTH), arrays(n_bytes, SETS)
-    batch = [F.batch_norm(x, ones, ones)[1] for x in xs]
-    rows = [F.layer_norm(x, ones, ones, normalized_shape=WIDTH)[1] for x in xs]
+    zeros, ones, xs = np.zeros(WIDTH), np.ones(WIDTH), arrays(n_bytes, SETS)
+    for x in xs:  # of this mean and deviation, or a chain of gradients would grow, or shrink to denormal numbers
+        x[...] = 1.0 - 2.0 * (np.arange(WIDTH) % 2)
+    saved = [F.instance_norm(x[np.newaxis], eps=0.0)[1] for x in xs]
     return {
         "batch norm": lambda i, x, y: F.batch_norm(x, ones, ones, out=y),
-        "batch norm, inference": lambda i, x, y: F.batch_norm(x, mean=ones, var=ones, out=y),
-        "batch norm, backward": lambda i, dy, dx: F.backward(dy, batch[i], out=dx),
+        "batch norm, inference": lambda i, x, y: F.batch_norm(x, mean=zeros, var=ones, out=y),
         "layer norm": lambda i, x, y: F.layer_norm(x, ones, ones, normalized_shape=WIDTH, out=y),
-        "layer norm, backward": lambda i, dy, dx: F.backward(dy, rows[i], out=dx),
+        "instance norm, backward": lambda i, dy, dx: F.backward(dy[np.newaxis], saved[i], out=dx[np.newaxis]),
     }
 
 
@@ -75,15 +77,18 @@ def turn(call: Call, most: int, seconds: float) -> float:
     return fmean(took)
 
 
-def lines(sizes: Sequence[int], seconds: float) -> Iterator[list[str]]:
+def lines(sizes: Sequence[int], seconds: float, learning: int = LEARNING) -> Iterator[list[str]]:
     looked = entries.use_habit()["most"]
     try:
         for size in sizes:
             for name, step in steps(size * MIB).items():
                 line = [f"{size} MB", name]
                 for call in ways(step, size * MIB).values():
+                    entries.use_habit(**NEW, most=looked)
+                    for _ in range(learning):
+                        call()
                     took = [[turn(call, most, seconds) for most in (0, looked)] for _ in range(TURNS)]
-                    without, with_looks = (median(some) for some in zip(*took, strict=True))
+                    without, with_looks = map(fmean, zip(*took, strict=True))
                     line += [f"{1e3 * without:.3f}", f"{with_looks / without:.2f}"]
                 yield line
     finally:

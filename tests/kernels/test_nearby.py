@@ -117,7 +117,7 @@ STEPS = {
     "layer norm": lambda x, y: F.layer_norm(x, normalized_shape=WIDTH, out=y),
 }
 WAYS = (0, ABSENT), (TRIED, 0), (TRIED, 1)  # calls of a try, and what a look finds: the result goes through the caches
-NEAR, GONE = 5, 10  # the excess of a look is below the one, or above the other
+NEAR, GONE = 5, 6  # the excess of a look is below the one, or above the other
 
 
 def look(write, read, **changed):
@@ -156,7 +156,7 @@ def test_an_output_that_is_in_memory_stays_there():
     x, y = array(), np.empty((ROWS, WIDTH), np.float32)
     for _ in range(20):
         calls(2, x, y, through=0, calls=2)
-        found = [calls(1, x, y, through=1, calls=TRIED, excess=0)["excess"] for _ in range(3)]
+        found = [calls(1, x, y, through=1, calls=TRIED, excess=0)["excess"] for _ in range(6)]
         if min(found) > GONE:
             return
     raise AssertionError(found)
@@ -164,9 +164,9 @@ def test_an_output_that_is_in_memory_stays_there():
 
 def test_every_array_counts():
     """If only y, or only dy, is in memory, a look finds that too."""
-    x, y, dx = (array(i) for i in range(3))
-    _, saved = F.layer_norm(x, normalized_shape=WIDTH)
-    write = lambda: F.layer_norm(x, normalized_shape=WIDTH, out=y)  # noqa: E731
+    x, y, dx = (array(i).reshape(1, ROWS, WIDTH) for i in range(3))
+    _, saved = F.instance_norm(x)
+    write = lambda: F.instance_norm(x, out=y)  # noqa: E731
     assert differs(write, write)
     assert differs(write, lambda: F.backward(y, saved, out=dx))
 
@@ -187,10 +187,11 @@ for extra in (0, 1, 1024, 4095, 7 << 12, 15 << 11):  # whole eighths of the page
     for _ in range(300):
         entries.use_habit(through=1, calls={TRIED}, excess=0)
         entries.forward(x, None, None, 1e-5)
-    x = np.ones(((1 << 18) + extra // 4, 1), np.float32)
+    x = np.ones((1, 1, 1, (1 << 18) + extra // 4), np.float32)
+    _, mean, rstd = entries.rows_forward(x, None, None, 1e-5)
     for _ in range(300):
         entries.use_habit(through=1, calls={TRIED}, excess=0)
-        entries.backward(x, x, np.ones((5, 1)), len(x), out=np.empty_like(x))
+        entries.rows_backward(x, x, mean, rstd, None, None, params=False, out=np.empty_like(x))
 print("done")"""
     done = run("-c", code)
     assert (done.stdout.strip(), done.returncode) == ("done", 0), done.stderr

@@ -182,8 +182,8 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
     job.y = cnp.PyArray_DATA(y)
     pair(job, dy)
     job.stream = bypasses(size, least)
-    if job.inner == 1 or (dy is None and not reduces):  # channels of images stay in the second level between two passes
-        caches = kept(job.stream, job.x, job.dy, job.outer * job.channels * job.inner * itemsize(job), job.y, size)
+    if dy is None and (job.inner == 1 or not reduces):  # channels of images stay in the second level between two passes
+        caches = kept(job.stream, job.x, NULL, job.outer * job.channels * job.inner * itemsize(job), job.y, size)
         job.stream = caches == BN_PAST
         job.far = job.far and (caches != BN_FOUND or job.inner > 1)
     job.unaided = dy is None and unaided(job, size)

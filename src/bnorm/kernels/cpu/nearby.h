@@ -19,6 +19,7 @@ enum {
     BN_FOUND,           /* the same, and the arrays of this call are in the caches: nothing need be fetched ahead */
     BN_PROBES = 8,      /* lines of an array that a look loads */
     BN_MANY = 4,        /* so many lines from memory are not by chance; more count as so many */
+    BN_SPARED = 2,      /* as how many lines a call counts that spares the caches, as y alone is in memory */
     BN_TRIED = 8,       /* calls of a try before one looks: first each array of a loop must get into the caches */
     BN_LINES = 5, BN_ALLOWED = 3,   /* 3/5 of a line in each look may come from memory */
     BN_ENOUGH = 220,    /* fifths of a line beyond what is allowed that end a try: 13 calls with all arrays in memory */
@@ -120,7 +121,7 @@ static inline int bn_has_memory(const void *y, size_t size)
 static inline int bn_caches(const void *x, const void *dy, size_t x_size, const void *y, size_t y_size)
 {
     bn_habit *habit = &bn_habits;
-    int far = habit->pretended, far_y = 0;
+    int far = habit->pretended, far_y = 0, spares, lines;
     if (!habit->through) {
         if (--habit->calls <= 0) {
             habit->through = 1;
@@ -128,8 +129,10 @@ static inline int bn_caches(const void *x, const void *dy, size_t x_size, const 
         }
         return BN_PAST;
     }
-    if (habit->calls++ < BN_TRIED)
+    if (habit->calls < BN_TRIED) {
+        habit->calls++;
         return BN_THROUGH;
+    }
     if (far < 0) {
         far = bn_far_lines(x, x_size, 0);
         if (dy != NULL)
@@ -137,20 +140,19 @@ static inline int bn_caches(const void *x, const void *dy, size_t x_size, const 
         if (bn_has_memory(y, y_size))
             far_y = bn_far_lines(y, y_size, 0);
     }
-    habit->excess += BN_LINES * (far + far_y < BN_MANY ? far + far_y : BN_MANY) - BN_ALLOWED;
+    spares = far < BN_MANY && far_y >= BN_MANY;     /* a store through the caches would first read the line of such a y */
+    lines = spares ? BN_SPARED : far + far_y < BN_MANY ? far + far_y : BN_MANY;
+    habit->excess += BN_LINES * lines - BN_ALLOWED;
     if (habit->excess < 0)
         habit->excess = 0;
-    if (habit->calls == BN_STAYED)
+    if (habit->calls < BN_STAYED && ++habit->calls == BN_STAYED)
         habit->wait = BN_LEAST_WAIT;
     if (habit->excess > BN_ENOUGH) {
         habit->through = habit->excess = 0;
         habit->calls = habit->wait;
         habit->wait = 2 * habit->wait < BN_MOST_WAIT ? 2 * habit->wait : BN_MOST_WAIT;
     }
-    /* Only y is in memory: a store through the caches would have to read its line first. */
-    if (far_y >= BN_MANY && far < BN_MANY)
-        return BN_PAST;
-    return far + far_y == 0 ? BN_FOUND : BN_THROUGH;
+    return spares ? BN_PAST : lines == 0 ? BN_FOUND : BN_THROUGH;
 }
 #else
 static inline int bn_caches(const void *x, const void *dy, size_t x_size, const void *y, size_t y_size)

@@ -33,16 +33,17 @@ cdef int row_view(
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
     job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.beside = cnp.PyArray_NBYTES(x) >= sizes.beside
-    caches = kept(job.stream, job.x, data(dy), cnp.PyArray_NBYTES(x), job.y, cnp.PyArray_NBYTES(y))
-    job.stream = caches == BN_PAST
-    if caches == BN_FOUND:
-        job.far = job.beside = False
     job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = data(dy)
     job.params = params
     read_activation(&job.act, act)
+    if dy is None or not has_columns(job):
+        caches = kept(job.stream, job.x, job.dy, cnp.PyArray_NBYTES(x), job.y, cnp.PyArray_NBYTES(y))
+        job.stream = caches == BN_PAST
+        if caches == BN_FOUND:
+            job.far = job.beside = False
     if job.inner == 1 and not has_columns(job) and not weighted:    # without parameters a row is a single run
         job.inner = job.channels
         job.channels = 1
