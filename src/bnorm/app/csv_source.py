@@ -86,7 +86,8 @@ class CsvSource(Source):
             text = text[: stop + 1]
         if not text.strip():
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
-        self._refuse_points_between_values(text.partition(b"\n")[2] if self._dialect.header else text)
+        if self._dialect.decimal == self._delimiter:
+            self._refuse_points_between_values(text.partition(b"\n")[2] if self._dialect.header else text)
         found = self._look(text)
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
@@ -98,9 +99,8 @@ class CsvSource(Source):
         return names, [column.combine_chunks() for column in found.columns]
 
     def _refuse_points_between_values(self, rows: bytes) -> None:
-        """Raise DataError if the decimal point is also the delimiter, which only quotes can tell apart."""
-        both = self._delimiter.encode()
-        if self._dialect.decimal == self._delimiter and both in rows and b'"' not in rows:
+        """Raise DataError if the decimal point, which is also the delimiter, is not told apart by quotes."""
+        if self._delimiter.encode() in rows and b'"' not in rows:
             raise DataError(
                 f"{self._input.name}: --decimal: expected another character than --delimiter, as no values are in "
                 f"quotes, got {self._delimiter!r} for both"
