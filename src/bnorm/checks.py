@@ -18,7 +18,7 @@ from bnorm.kernels import BACKENDS, cpu, kernels_for, view
 from bnorm.kernels.activation import NAMES, Activation, named
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
-FLOAT64 = np.dtype("float64")
+FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 LIGHTEST = 1e-290  # the smallest sum of weights above 0 that float64 can divide by
 
 
@@ -121,10 +121,19 @@ def residual(who: str, value: Any, x: ndarray) -> ndarray:
     return a
 
 
-def vector(who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x") -> ndarray:
-    """Return a parameter or statistic as a contiguous float64 array; the array itself if it is one already."""
+def vector(
+    who: str, name: str, value: Any, shape: tuple[int, ...], kind: type, beside: str = "x", single: bool = False
+) -> ndarray:
+    """Return a parameter or statistic as a contiguous float64 array; the array itself if it is one already.
+
+    single: NumPy's float32 arrays are returned as they are too.
+    """
     like_x = type(value) is kind
-    if like_x and value.dtype is FLOAT64 and value.shape == shape:
+    if (
+        like_x
+        and (value.dtype is FLOAT64 or (single and kind is ndarray and value.dtype is FLOAT32))
+        and value.shape == shape
+    ):
         given: ndarray = value
         if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
             return given

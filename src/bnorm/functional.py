@@ -347,9 +347,9 @@ def _over_last_axes(
     else:
         shape = checks.trailing_shape(who, normalized_shape, x.shape)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape, type(x))
+        gamma = vector(who, "gamma", gamma, shape, type(x), single=True)
     if beta is not None:
-        beta = vector(who, "beta", beta, shape, type(x))
+        beta = vector(who, "beta", beta, shape, type(x), single=True)
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY

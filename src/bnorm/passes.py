@@ -141,7 +141,7 @@ class RowSaved(Saved):
 
     mean: ndarray
     rstd: ndarray
-    gamma: ndarray | None  # a flat copy
+    gamma: ndarray | None  # a flat copy, in the type in which the rows are computed
     beta: ndarray | None  # a flat copy, or the caller's array if no gradient depends on it
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]

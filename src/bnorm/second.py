@@ -15,6 +15,7 @@ from bnorm import checks
 from bnorm.kernels import cpu, view
 from bnorm.kernels.activation import IDENTITY, SMOOTH
 from bnorm.kernels.cpu import second
+from bnorm.kernels.cpu.entries import in_float64
 from bnorm.passes import ChannelSaved, RowSaved, Saved
 
 WHO = "double_backward"
@@ -115,7 +116,8 @@ def double_backward(
         numbers = saved.stats, saved.count, weight
         d_dy, dx, dgamma = second.channels(v, g, wide, *numbers, saved.act, saved.frozen, k, q, bent)
     elif isinstance(saved, RowSaved):
-        row = saved.mean, saved.rstd, saved.gamma, saved.beta, saved.rule
+        gamma, beta = in_float64((saved.gamma, saved.beta))
+        row = saved.mean, saved.rstd, gamma, beta, saved.rule
         d_dy, dx, dgamma = second.rows(v, g, wide, *row, saved.act, k, q, bent, weight)
     of_beta = np.zeros_like(dgamma)
     if bent is not None:

@@ -200,6 +200,47 @@ def test_rows(backend, shape, dtype, affine, rule, act):
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("act", [IDENTITY, RELU], ids=["", "relu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 1, 7, 1), (4, 1, 1500, 1), (17, 3, 5, 1), (3, 4, 2, 49), (0, 1, 8, 1)])
+def test_float32_parameters_are_those_of_float64(shape, dtype, act, weighted):
+    rng = np.random.default_rng(shape)
+    x, dy = rng.standard_normal((2, *shape)).astype(dtype)
+    weight = rng.uniform(size=(shape[0], shape[3])) if weighted else None
+    wide = rng.uniform(0.5, 2, (2, shape[1] * shape[2])).astype("float32").astype("float64")
+
+    def results(gamma, beta):
+        y, mean, rstd, *copies = cpu.rows_forward(x, gamma, beta, 1e-5, act=act, weight=weight, copies=True)
+        of_copies, of_given = (
+            cpu.rows_backward(dy, x, mean, rstd, *p, act=act, weight=weight) for p in (copies, (gamma, beta))
+        )
+        for a, b in zip(of_copies, of_given, strict=True):
+            assert_same(a, b, shape=shape)
+        return y, mean, rstd, *of_given
+
+    def parameters(dtypes):
+        return [None if t is None else p.astype(t) for p, t in zip(wide, dtypes, strict=True)]
+
+    for given in product([None, "float32", "float64"], repeat=2):
+        want = results(*parameters([t and "float64" for t in given]))
+        for a, b in zip(results(*parameters(given)), want, strict=True):
+            assert_same(a, b, shape=shape, given=given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gamma_is_copied_as_the_rows_read_it(dtype):
+    x, g = np.ones((2, 1, 6, 1), dtype), np.linspace(0.1, 1, 6)
+    wide = dtype == "float64"
+    *_, gamma, beta = cpu.rows_forward(x, g, g, 1e-5, act=RELU, copies=True)
+    assert gamma.dtype == beta.dtype == ("float64" if wide else "float32")
+    assert_same(gamma, g.astype(gamma.dtype))
+    assert_same(beta, gamma)
+    *_, gamma, beta = cpu.rows_forward(x.reshape(2, 1, 3, 2), g[:3], g[3:], 1e-5, act=RELU, copies=True)
+    assert_same(gamma, g[:3])
+    assert_same(beta, g[3:])
+
+
 def surrounded(row, by):
     return np.concatenate([by, row] * 11 + [by])
 

@@ -240,8 +240,9 @@ def test_shapes_that_do_not_fit(make, shapes):
 
 @every_row
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
-def test_the_parameters_are_those_of_the_forward(row, activation):
-    x, dy, ddx = rng.normal(size=(3, *row.shape))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_parameters_are_those_of_the_forward(row, dtype, activation):
+    x, dy, ddx = rng.normal(size=(3, *row.shape)).astype(dtype)
 
     def gradients(change):
         parameters, _ = parameters_of(row, row.layer())

@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy import ndarray
@@ -57,6 +57,7 @@ class Layer:
         *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
+    _SINGLE: ClassVar[bool] = False  # whether kernels read float32 parameters of NumPy as they are
     _eps: Any  # a number, or in some layers None
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
@@ -316,14 +317,14 @@ class Layer:
 
     def _settle(self) -> None:
         """Clear all caches, after arrays were replaced."""
-        self._constants: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float64
+        self._constants: tuple[ndarray | None, ...] | None = None  # `_arrays`, if the kernels read them as they are
         self._narrow: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float32
         self._own: dict[str, ndarray] | None = None
         self._layout: view.Layout | None = None  # of the last x, for `again` to use for the next one
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
-        """Return `_arrays()` in float64. `_constants or _vectors()` saves a call where that matters."""
-        if self._dtype == FLOAT64:
+        """Return `_arrays()` as kernels read them. `_constants or _vectors()` saves a call where that matters."""
+        if self._dtype == FLOAT64 or (self._SINGLE and self._kind is ndarray):
             self._constants = self._arrays()
             return self._constants
         if self._narrow is None:

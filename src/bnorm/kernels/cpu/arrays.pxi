@@ -2,9 +2,9 @@
 #
 # Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, unaided
 # (plan).
-# Gives MOST_AXES, data, expect_vectors, expect_weights, folded, is_wide, itemsize, kind_of_weights, line_of, matrix,
-# narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector, vector_size,
-# view, weigh.
+# Gives MOST_AXES, data, expect_vectors, expect_weights, folded, in_float64, is_wide, itemsize, kind_of_weights,
+# line_of, matrix, narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector,
+# vector_size, view, weigh.
 
 cdef enum:
     MOST_AXES = 64      # the most axes that NumPy allows

@@ -116,6 +116,8 @@ ctypedef struct RowJob:
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta
+    bint single_gamma       # gamma is float32, which `columns` alone reads
+    bint single_beta
     double* mean            # [outer * groups]
     double* rstd
     double* partial         # [pieces][2][groups * channels]: dgamma, dbeta

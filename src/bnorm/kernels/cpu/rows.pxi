@@ -1,14 +1,30 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, expect_weights, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result, scratch, vector
-# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up,
-# sizes (plan).
+# Uses data, expect_weights, in_float64, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result,
+# scratch, vector (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows,
+# plan_sums, rounded_up, sizes (plan).
 # Gives entries only.
 
 
 cdef inline bint has_columns(const RowJob* job) noexcept nogil:
     """Whether gamma and beta, or their gradients, differ from value to value. Otherwise they need no memory."""
     return job.inner == 1 and (job.gamma != NULL or job.beta != NULL or job.params)
+
+
+cdef inline bint is_single(cnp.ndarray a) noexcept:
+    return a is not None and cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT
+
+
+cdef inline bint reads_single(cnp.ndarray x, cnp.ndarray weight) noexcept:
+    """Whether gamma and beta are only read to be stored in float32: not as numbers of runs."""
+    return cnp.PyArray_NDIM(x) == 4 and cnp.PyArray_DIM(x, 3) == 1 and weight is None and not is_wide(x)
+
+
+cdef tuple parameters(cnp.ndarray x, cnp.ndarray weight, cnp.ndarray gamma, cnp.ndarray beta):
+    """Return gamma and beta as the loops read them: in float64, or in float32 if they are float32 and that is enough."""
+    if (is_single(gamma) or is_single(beta)) and not reads_single(x, weight):
+        return in_float64((gamma, beta))
+    return gamma, beta
 
 
 cdef int row_view(
@@ -24,8 +40,10 @@ cdef int row_view(
     job.groups = shape[1]
     job.channels = shape[2]
     job.inner = shape[3]
-    expect("gamma", gamma, cnp.NPY_DOUBLE, job.groups * job.channels)
-    expect("beta", beta, cnp.NPY_DOUBLE, job.groups * job.channels)
+    job.single_gamma = is_single(gamma)
+    job.single_beta = is_single(beta)
+    expect("gamma", gamma, cnp.NPY_FLOAT if job.single_gamma else cnp.NPY_DOUBLE, job.groups * job.channels)
+    expect("beta", beta, cnp.NPY_FLOAT if job.single_beta else cnp.NPY_DOUBLE, job.groups * job.channels)
     job.wide = is_wide(x)
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
@@ -114,22 +132,36 @@ cdef int check_room(const RowJob* job) except -1:
     return 0
 
 
+cdef cnp.ndarray copied(const RowJob* job, cnp.ndarray a, const char* column):
+    """Return a flat copy of gamma or beta for a backward, or None: of `column`, as the first thread has stored it, if
+    there is one. Other cores do not read the copy, so the next one is not slow to write."""
+    cdef cnp.npy_intp n = job.groups * job.channels
+    cdef cnp.ndarray copy
+    if a is None or columns_size(job) == 0 or job.weight != NULL:
+        return None if a is None else a.flatten()
+    copy = empty(1, &n, cnp.NPY_DOUBLE if job.wide else cnp.NPY_FLOAT)
+    memcpy(data(copy), column, cnp.PyArray_NBYTES(copy))
+    return copy
+
+
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
                  cnp.ndarray out=None, cnp.ndarray residual=None, cnp.ndarray weight=None, bint copies=False):
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values. Return y, and mean and rstd per row.
 
-    copies: return copies of gamma and beta too, as a backward will need them. residual: normalize h = x + residual, and
+    copies: return copies of gamma and beta too, as a backward will need them: float32 if the rows are computed in
+    float32 and each of their values has its own. residual: normalize h = x + residual, and
     return (y, h) instead of y. The rows of h are computed a few at a time and then normalized; where positions have
     weights, [N, L], all of h is computed first.
     """
     cdef RowJob job
-    cdef cnp.ndarray y, mean_, rstd_, h = None
+    cdef cnp.ndarray y, mean_, rstd_, h = None, gamma_ = None, beta_ = None
     if residual is not None and weight is not None:
         expect_block(x, 4, 4)
         expect_like("residual", residual, x)
         h = x + residual
         x, residual = h, None
     y = result(x, out)
+    gamma, beta = parameters(x, weight, gamma, beta)
     row_view(&job, x, y, gamma, beta, None, False, act, weight is not None)
     expect_weights(weight, job.outer * job.inner)
     job.weight = data(weight)
@@ -151,16 +183,17 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     try:
         with nogil:
             run_rows(&job, threads, line_of(memory))
+        if copies:
+            gamma_ = copied(&job, gamma, line_of(memory))
+            if job.act.kind == BN_IDENTITY:     # then no gradient depends on beta
+                beta_ = beta
+            else:
+                beta_ = copied(&job, beta, line_of(memory) + columns_size(&job))
     finally:
         free(memory)
     check_room(&job)
     found = (y if h is None else (y, h), mean_, rstd_)
-    if not copies:
-        return found
-    # Copied here and not before: if other cores had read a copy, the next one would be slower to write. Without an
-    # activation no gradient depends on beta.
-    return (*found, gamma if gamma is None else gamma.flatten(),
-            beta if beta is None or job.act.kind == BN_IDENTITY else beta.flatten())
+    return (*found, gamma_, beta_) if copies else found
 
 
 def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray rstd, cnp.ndarray gamma,
@@ -170,6 +203,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     cdef RowJob job
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
+    gamma, beta = parameters(x, weight, gamma, beta)
     row_view(&job, x, dx, gamma, beta, dy, params, act, weight is not None)
     expect_weights(weight, job.outer * job.inner)
     job.weight = data(weight)

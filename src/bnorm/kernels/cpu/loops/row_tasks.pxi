@@ -207,10 +207,16 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_fence()
 
 
-cdef inline void column(const double* values, real absent, Py_ssize_t n, size_t size, real* to) noexcept nogil:
-    """Write n values of gamma or beta, or `absent` where there are none (NULL), and zeros up to `size` bytes."""
+cdef inline void column(
+    const double* values, bint single, real absent, Py_ssize_t n, size_t size, real* to
+) noexcept nogil:
+    """Write n values of gamma or beta, or `absent` where there are none (NULL), and zeros up to `size` bytes. single:
+    the values are float32."""
     cdef Py_ssize_t c
-    if values != NULL:
+    if values != NULL and single:
+        for c in range(n):
+            to[c] = (<const float*>values)[c]
+    elif values != NULL:
         for c in range(n):
             to[c] = <real>values[c]
     else:
@@ -222,9 +228,11 @@ cdef inline void column(const double* values, real absent, Py_ssize_t n, size_t 
 cdef void columns_of_rows(RowJob* job, Py_ssize_t size) noexcept nogil:
     """Store gamma and beta in the type that the rows are computed in, `size` bytes of each, with zeros at the end."""
     cdef Py_ssize_t n = job.groups * job.channels
+    # Without an activation no gradient depends on beta.
+    cdef const double* beta = NULL if job.dy != NULL and job.act.kind == BN_IDENTITY else job.beta
     if job.wide:
-        column(job.gamma, 1.0, n, size, <double*>job.scale)
-        column(job.beta, 0.0, n, size, <double*>job.shift)
+        column(job.gamma, False, 1.0, n, size, <double*>job.scale)
+        column(beta, False, 0.0, n, size, <double*>job.shift)
     else:
-        column(job.gamma, <float>1.0, n, size, <float*>job.scale)
-        column(job.beta, <float>0.0, n, size, <float*>job.shift)
+        column(job.gamma, job.single_gamma, <float>1.0, n, size, <float*>job.scale)
+        column(beta, job.single_beta, <float>0.0, n, size, <float*>job.shift)
