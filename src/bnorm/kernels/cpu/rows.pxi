@@ -21,7 +21,7 @@ cdef inline bint reads_single(cnp.ndarray x, cnp.ndarray weight) noexcept:
 
 
 cdef tuple parameters(cnp.ndarray x, cnp.ndarray weight, cnp.ndarray gamma, cnp.ndarray beta):
-    """Return gamma and beta as the loops read them: in float64, or in float32 if they are float32 and that is enough."""
+    """Return gamma and beta as the loops read them: in float32 if they are float32 and that is enough, else float64."""
     if (is_single(gamma) or is_single(beta)) and not reads_single(x, weight):
         return in_float64((gamma, beta))
     return gamma, beta
