@@ -128,15 +128,10 @@ def vector(
 
     single: NumPy's float32 arrays are returned as they are too.
     """
-    like_x = type(value) is kind
-    if (
-        like_x
-        and (value.dtype is FLOAT64 or (single and kind is ndarray and value.dtype is FLOAT32))
-        and value.shape == shape
-    ):
+    if type(value) is kind and ((dtype := value.dtype) is FLOAT64 or dtype is FLOAT32) and value.shape == shape:
         given: ndarray = value
         if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
-            return given
+            return given if dtype is FLOAT64 or (single and kind is ndarray) else given.astype(FLOAT64)
     a = real(who, name, value, kind, beside)
     if a.dtype.kind == "b":
         raise TypeError(f"{who}: {name}: expected numbers, got bools")

@@ -146,6 +146,10 @@ def of_rows(rng, shape, kind) -> Iterator[str]:
         entries.rows_backward(dy, x, mean, rstd, *of, by, act, affine, np.empty_like(x), values(rng, shape, kind))
         if kind in WIDE:
             second.rows(dy.copy(), dy, x, mean, rstd, *of, by, act, *of, bent(x, act))
+    narrow = gamma.astype("f4"), beta.astype("f4")
+    _, mean, rstd, *copies = entries.rows_forward(x, *narrow, EPS, act=RELU, copies=True)
+    for of in (narrow, copies):
+        entries.rows_backward(dy, x, mean, rstd, *of, act=RELU)
     _, mean, rstd = entries.rows_forward(x, gamma, beta, EPS, weight=weight)
     entries.rows_backward(dy, x, mean, rstd, gamma, beta, weight=weight)
     if kind in WIDE:
