@@ -128,7 +128,8 @@ def vector(
 
     single: NumPy's float32 arrays are returned as they are too.
     """
-    if type(value) is kind and ((dtype := value.dtype) is FLOAT64 or dtype is FLOAT32) and value.shape == shape:
+    like_x = type(value) is kind
+    if like_x and ((dtype := value.dtype) is FLOAT64 or dtype is FLOAT32) and value.shape == shape:
         given: ndarray = value
         if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
             return given if dtype is FLOAT64 or (single and kind is ndarray) else given.astype(FLOAT64)
