@@ -236,9 +236,10 @@ def test_gamma_is_copied_as_the_rows_read_it(dtype):
     assert gamma.dtype == beta.dtype == ("float64" if wide else "float32")
     assert_same(gamma, g.astype(gamma.dtype))
     assert_same(beta, gamma)
-    *_, gamma, beta = cpu.rows_forward(x.reshape(2, 1, 3, 2), g[:3], g[3:], 1e-5, act=RELU, copies=True)
-    assert_same(gamma, g[:3])
-    assert_same(beta, g[3:])
+    for options in ({"x": x.reshape(2, 1, 3, 2)}, {"x": x[:, :, :3].copy(), "weight": np.ones((2, 1))}):
+        *_, gamma, beta = cpu.rows_forward(gamma=g[:3], beta=g[3:], eps=1e-5, act=RELU, copies=True, **options)
+        assert_same(gamma, g[:3])
+        assert_same(beta, g[3:])
 
 
 def surrounded(row, by):
