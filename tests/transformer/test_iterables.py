@@ -82,13 +82,37 @@ def test_tables_have_names():
     frames = [pd.DataFrame(rows, columns=["a", "b", "c"]) for rows in ROWS]
     arrow = [pa.table({name: frame[name].to_numpy() for name in frame}) for frame in frames]
     reader = pa.RecordBatchReader.from_batches(arrow[0].schema, [b for t in arrow for b in t.to_batches()])
-    for items in (iter(frames), reader, (pl.from_arrow(t) for t in arrow), (b for t in arrow for b in t.to_batches())):
+    lists = [frames, tuple(arrow), [b for t in arrow for b in t.to_batches()], [pl.from_arrow(t) for t in arrow]]
+    for items in (
+        *lists,
+        iter(frames),
+        reader,
+        (pl.from_arrow(t) for t in arrow),
+        (b for t in arrow for b in t.to_batches()),
+    ):
         t = BatchNormTransformer().fit(items)
         same(t, BatchNormTransformer().fit(X))
         assert t.feature_names_in_.tolist() == ["a", "b", "c"]
     with pytest.raises(ValueError, match="feature names") as caught:
         BatchNormTransformer().fit(f for f in (frames[0], frames[1][["c", "a", "b"]]))
     assert caught.value.__notes__ == ["BatchNormTransformer: this was item 1"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_tables_is_no_table(kind):
+    """Unlike a list of rows, even if all tables have the same size."""
+    parts = [X[:5], X[5:10], X[10:15]]
+    for items, weight in ((parts, None), ([(part, np.linspace(0.1, 1, 5)) for part in parts], np.linspace(0.1, 1, 5))):
+        t = BatchNormTransformer().fit(kind(items))
+        same(t, BatchNormTransformer().fit(X[:15], sample_weight=None if weight is None else np.tile(weight, 3)))
+        loop = BatchNormTransformer()
+        for part in parts:
+            loop.partial_fit(part, sample_weight=weight)
+        same(BatchNormTransformer().partial_fit(kind(items)), loop, exact=True)
+    same(BatchNormTransformer().fit(kind(X)), BatchNormTransformer().fit(X))
+    same(BatchNormTransformer().fit(kind(kind(row) for row in X)), BatchNormTransformer().fit(X))
+    with pytest.raises(ValueError, match="Expected 2D array"):
+        BatchNormTransformer().fit(kind())
 
 
 def test_a_loader_of_pytorch():
