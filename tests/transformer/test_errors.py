@@ -225,9 +225,38 @@ def test_columns_of_a_frame_that_are_no_numbers_are_named():
     assert list(BatchNormTransformer().fit(frame[["age", "digits"]]).mean_) == [1.5, 3.5]
     with pytest.raises(ValueError, match="The feature names should match"):
         BatchNormTransformer().fit(frame[["age"]]).transform(frame[["city"]])
+    odd = pd.DataFrame({"age": [1.0, 2.0], "kids": np.array([1, pd.NA], object), "z": [1j, 2.0]})
+    with pytest.raises(ValueError, match="column 'kids': expected numbers, got object such as <NA>"):
+        BatchNormTransformer().fit(odd)
+    with pytest.raises(ValueError, match="column 'z': expected numbers, got complex128"):
+        BatchNormTransformer().fit(odd[["age", "z"]])
     frame["when"] = pd.to_datetime(["2024-01-01", "2024-01-02"])
     with pytest.raises(ValueError, match="GroupedTransformer: X: column 'when': expected numbers, got datetime64"):
         GroupedTransformer("city").fit(frame)
+
+
+def test_times_are_no_features():
+    """scikit-learn takes a table that has only times as integers, and NaT as the least of them."""
+    pd = pytest.importorskip("pandas", reason="columns of data frames have names")
+    times = np.array([["2024-01-01", "NaT"], ["2024-01-02", "2024-01-03"]], "M8[ns]")
+    frame = pd.DataFrame(times, columns=["born", "died"])
+    t = BatchNormTransformer().fit(np.ones((2, 2)))
+    for table, words in [
+        (times, r"BatchNormTransformer: X: expected numbers, got datetime64\[ns\]"),
+        (times - times[0, 0], r"X: expected numbers, got timedelta64\[ns\]"),
+        (frame, r"BatchNormTransformer: X: column 'born': expected numbers, got datetime64\[ns\]"),
+        (
+            frame.apply(lambda c: c.dt.tz_localize("UTC")),
+            r"X: column 'born': expected numbers, got datetime64\[ns, UTC\]",
+        ),
+        (
+            pd.DataFrame({"a": [1, 2], "age": frame["died"] - frame["born"]}),
+            "X: column 'age': expected numbers, got time",
+        ),
+    ]:
+        for call in (BatchNormTransformer().fit, BatchNormTransformer().partial_fit, t.transform, t.inverse_transform):
+            with pytest.raises(ValueError, match=words):
+                call(table)
 
 
 @pytest.mark.parametrize("kind", ["array", "list", "pipeline"])

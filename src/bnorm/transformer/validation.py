@@ -86,19 +86,35 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
     if isinstance(X, np.ma.MaskedArray):  # masked values are missing values
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
+        _refuse_times(validate, X)
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
         try:
             x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
         except (TypeError, ValueError) as error:
             if str(error).startswith("The feature names") or (found := no_numbers(X)) is None:
                 raise
-            of = validate.args[0] if validate.args else validate.keywords["estimator"]
-            who = of if isinstance(of, str) else type(of).__name__
-            raise ValueError(f"{who}: X: column {found[0]!r}: expected numbers, got {found[1]}") from error
+            raise ValueError(f"{_who(validate)}: X: column {found[0]!r}: expected numbers, got {found[1]}") from error
         return moved(native(np.asarray(x)), kind)
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
     return x if x.dtype in FLOATS else x.astype(np.float64)
+
+
+def _who(validate: partial[Any]) -> str:
+    """The estimator that `validate` names in its messages."""
+    of = validate.args[0] if validate.args else validate.keywords["estimator"]
+    return of if isinstance(of, str) else type(of).__name__
+
+
+def _refuse_times(validate: partial[Any], X: Any) -> None:
+    """Raise ValueError if X, or a column of it, is times: scikit-learn may make integers of them, even of NaT."""
+    if isinstance(X, ndarray) and X.dtype.kind in "mM":
+        raise ValueError(f"{_who(validate)}: X: expected numbers, got {X.dtype}")
+    if hasattr(X, "columns") and hasattr(X, "items"):
+        kinds = [dtype.kind for dtype in X.dtypes.to_numpy()]
+        if found := {"m", "M"}.intersection(kinds):
+            i = next(i for i, kind in enumerate(kinds) if kind in found)
+            raise ValueError(f"{_who(validate)}: X: column {X.columns[i]!r}: expected numbers, got {X.dtypes.iloc[i]}")
 
 
 def no_numbers(X: Any) -> tuple[Any, Any] | None:
@@ -106,12 +122,22 @@ def no_numbers(X: Any) -> tuple[Any, Any] | None:
     if not hasattr(X, "columns") or not hasattr(X, "items"):
         return None
     for name, column in X.items():
+        if column.dtype.kind == "c":
+            return name, column.dtype
         try:
-            if column.dtype.kind in "mM":
-                raise TypeError
             np.asarray(column, np.float64)
         except (TypeError, ValueError):
-            return name, column.dtype
+            return name, f"{column.dtype} such as {_odd(column)!r}" if column.dtype == object else column.dtype
+    return None
+
+
+def _odd(values: Any) -> Any:
+    """The first of some values that is no number; None if each of them is one."""
+    for value in values:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return value
     return None
 
 
