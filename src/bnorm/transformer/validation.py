@@ -87,6 +87,7 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
         _refuse_times(validate, X)
+        X = native(X)  # scikit-learn would convert float16 and float32 of the other byte order to float64
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
         try:
             x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
@@ -143,7 +144,7 @@ def _odd(values: Any) -> Any:
 
 def native(x: Any) -> Any:
     """Return a table in the byte order of the machine: scikit-learn keeps the byte order of a data frame's columns."""
-    return x if type(x) is not ndarray or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    return x if not isinstance(x, ndarray) or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
 def _block_floats(kind: type, block: Any) -> Any:
