@@ -96,3 +96,24 @@ def test_a_value_unlike_the_first(command, tmp_path, state, name, value):
     )
     command(*arguments, "--text", "c")
     assert read(tmp_path / "y.parquet")["c"].to_pylist() == [*column, *column, value]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_written_as_text_may_have_other_types_elsewhere(command, tmp_path, state, suffix):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "1.csv").write_text("f0,f1,f2,day,code\n1,2,3,2024-02-29,7\n")
+    plain = {name: [1.0] for name in ("f0", "f1", "f2")}
+    parquet.write_table(pa.table({**plain, "day": ["unknown"], "code": [1.5]}), tmp_path / "2.parquet")
+    out = tmp_path / f"y.{suffix}"
+    arguments = ["transform", tmp_path / "1.csv", tmp_path / "2.parquet", "--state", state, "-o", out]
+    said = command.fails(*arguments)
+    assert said == (
+        f"bnorm: error: {tmp_path / '2.parquet'}: column 'day': expected date32[day], as {tmp_path / '1.csv'} has it, "
+        "got string; --text day writes it as text"
+    )
+    command(*arguments, "--text", "day,code")
+    found = read(out)
+    assert [str(v) for v in found["day"].to_pylist()] == ["2024-02-29", "unknown"]
+    assert [str(v) for v in found["code"].to_pylist()] in (["7", "1.5"], ["7.0", "1.5"])

@@ -15,7 +15,7 @@ from bnorm.app import grouped, places, several, writers
 from bnorm.app.choosing import listed, number_columns, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
-from bnorm.app.errors import DataError
+from bnorm.app.errors import DataError, option
 from bnorm.app.guessing import Guess, holds_text
 from bnorm.app.inputs import Stream, find, size_of
 from bnorm.app.progress import Progress
@@ -132,7 +132,7 @@ def _stream(sources: Sequence[Source], wish: Wish) -> tuple[dict[str, int], Stre
     left_out = {*features, *wish.drop} - set(wish.keys)
     others = [*(name for name in first.columns if name not in left_out), *(set(wish.keys) - first.columns.keys())]
     stream = Stream(sources, list(features), others)
-    _check_others(sources, others, wish.drop)
+    _check_others(sources, others, wish)
     return features, stream
 
 
@@ -170,18 +170,23 @@ def _features(first: Source, wish: Wish) -> dict[str, int]:
     return places
 
 
-def _check_others(sources: Sequence[Source], others: Sequence[str], drop: Sequence[str]) -> None:
+def _check_others(sources: Sequence[Source], others: Sequence[str], wish: Wish) -> None:
     first = sources[0]
+    as_text = wish.text if isinstance(first, CsvSource) else ()
     for s in sources[1:]:
-        if more := [name for name in s.columns if name not in first.columns and name not in drop]:
+        if more := [name for name in s.columns if name not in first.columns and name not in wish.drop]:
             raise DataError(
                 f"{s.name}: column {more[0]!r}: expected the columns of {first.name}, which does not have it"
             )
         for name in others:
             kind, wanted = s.columns[name], first.columns[name]
-            alike = isinstance(s, CsvSource) or kind == wanted or (holds_text(kind) and holds_text(wanted))
-            if not alike:
-                raise DataError(f"{s.name}: column {name!r}: expected {wanted}, as {first.name} has it, got {kind}")
+            if isinstance(s, CsvSource) or name in as_text or kind == wanted:
+                continue
+            if not holds_text(kind) or not holds_text(wanted):
+                way = f"; {option('--text', name)} writes it as text" if isinstance(first, CsvSource) else ""
+                raise DataError(
+                    f"{s.name}: column {name!r}: expected {wanted}, as {first.name} has it, got {kind}{way}"
+                )
 
 
 def _size(first: Source, name: str, dtype: str | None) -> Any:
