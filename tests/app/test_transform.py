@@ -114,8 +114,9 @@ def test_it_tells_what_becomes_of_the_columns(command, tmp_path, state, parts):
         f"bnorm: {data}: normalizes f0, f1, f2",
         f"bnorm: {data}: keeps as they are id (no feature of the state); city (text); day (dates)",
     ]
-    told = command("transform", data, *into, "--inverse", "--columns", "f1", "--drop", "city,f2").told
-    assert told.splitlines() == [
+    done = command("transform", data, *into, "--inverse", "--columns", "f1", "--drop", "city,f2")
+    assert "9 rows, 1 column restored, in " in done.out
+    assert done.told.splitlines() == [
         f"bnorm: {data}: restores f1",
         f"bnorm: {data}: keeps as they are f0 (not in --columns); id (no feature of the state); day (dates)",
         f"bnorm: {data}: drops city, f2",

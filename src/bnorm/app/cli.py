@@ -120,7 +120,8 @@ def transform(args: argparse.Namespace) -> None:
     n = said.get("done_before")
     before = f" ({n:,} of them {'was' if n == 1 else 'were'} done before)" if n else ""
     files = f"{counted(said['files'], 'file')}{before}, " if "files" in said else ""
-    done = f"{files}{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} normalized"
+    what = "restored" if args.inverse else "normalized"
+    done = f"{files}{counted(said['rows'], 'row')}, {counted(said['columns'], 'column')} {what}"
     tell(args, said, f"{said['output']}: {done}, in {said['seconds']:.1f} s")
 
 
