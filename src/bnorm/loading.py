@@ -21,11 +21,13 @@ from bnorm.transformer.saving import Stored, unpacked
 
 WHO = "bnorm.load"
 Kind = TypeVar("Kind")
-LAYERS = {
-    kind.__name__: kind
-    for kind in vars(layers).values()
-    if isinstance(kind, type) and issubclass(kind, layers.Layer) and kind is not layers.Layer
-} | {"RevIN": RevIN}
+
+
+def transformer(stored: Stored) -> Any:
+    """Return the transformer with this state."""
+    from bnorm.transformer.estimator import BatchNormTransformer
+
+    return BatchNormTransformer._from_stored(stored)
 
 
 def grouped_transformer(stored: group_saving.Stored) -> Any:
@@ -35,10 +37,6 @@ def grouped_transformer(stored: group_saving.Stored) -> Any:
     return GroupedTransformer._from_stored(stored)
 
 
-def _grouped(config: container.Config, entries: Any) -> Any:
-    return grouped_transformer(group_saving.restored(config, entries))
-
-
 def _moments(config: container.Config, entries: Any) -> Moments:
     arrays = {name: entry.array() for name, entry in entries.items()}
     shape, extremes = tuple(config["shape"]), arrays.pop("extremes", None)
@@ -46,21 +44,27 @@ def _moments(config: container.Config, entries: Any) -> Moments:
         found: Moments = ExactMoments._from_stored(arrays)._shaped(shape)
     else:
         count, mean, m2, low = arrays.pop("parts")
+        if arrays:
+            raise ValueError(f"arrays without a place: {sorted(arrays)}")
         Moments(count, mean, m2)  # refuses numbers that no values can have
         found = Moments._from_parts(np.stack([count, mean, m2, low]), shape)
-    if arrays and not config["exact"]:
-        raise ValueError(f"arrays without a place: {sorted(arrays)}")
-    width = prod(shape)
-    if found.count.shape != shape or (extremes is not None and extremes.shape != (2, width)):
+    if found.count.shape != shape or (extremes is not None and extremes.shape != (2, prod(shape))):
         raise ValueError(f"shape {shape} beside {found.count.shape}")
     return found if extremes is None else found._of(found.shape, extremes)
 
 
-RESTORED: dict[str, Callable[..., Any]] = {
+LAYERS = [
+    kind
+    for kind in vars(layers).values()
+    if isinstance(kind, type) and issubclass(kind, layers.Layer) and kind is not layers.Layer
+]
+RESTORED: dict[str, Callable[..., Any]] = {  # by the name of the class: from the configuration and the arrays of a file
+    **{kind.__name__: partial(saving.restored, kind) for kind in (*LAYERS, RevIN)},
     RunningNorm.__name__: partial(stream_saving.restored, RunningNorm),
     RunningNormTree.__name__: partial(stream_saving.restored_tree, (RunningNorm, RunningNormTree)),
-    group_saving.CLASS: _grouped,
+    group_saving.CLASS: lambda config, entries: grouped_transformer(group_saving.restored(config, entries)),
     "Moments": _moments,
+    TRANSFORMER: lambda config, entries: transformer(unpacked(config, entries)),
 }
 
 
@@ -112,23 +116,11 @@ def load(path: str | os.PathLike[str], kind: type | None = None) -> Any:
 def _found(path: str | os.PathLike[str]) -> Any:
     config, entries = container.read(WHO, path)
     name = config.get("class")
-    if not isinstance(name, str) or name not in (*LAYERS, *RESTORED, TRANSFORMER):
-        known = ", ".join([*LAYERS, *RESTORED, TRANSFORMER])
-        raise ValueError(f"{WHO}: {os.fspath(path)}: expected one of {known}, got {name!r}")
+    if not isinstance(name, str) or name not in RESTORED:
+        raise ValueError(f"{WHO}: {os.fspath(path)}: expected one of {', '.join(RESTORED)}, got {name!r}")
     try:
-        if name == TRANSFORMER:
-            return transformer(unpacked(config, entries))
-        if name in RESTORED:
-            return RESTORED[name](config, entries)
-        return saving.restored(LAYERS[name], config, entries)
+        return RESTORED[name](config, entries)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # a damaged file may lead to any error
         raise ValueError(f"{WHO}: {os.fspath(path)}: expected a {name}, got a damaged file: {error}") from None
-
-
-def transformer(stored: Stored) -> Any:
-    """Return the transformer with this state."""
-    from bnorm.transformer.estimator import BatchNormTransformer
-
-    return BatchNormTransformer._from_stored(stored)
