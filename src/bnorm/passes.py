@@ -229,20 +229,25 @@ def batch_forward(
     if weight is not None:
         weight, positive = checks.weights(who, weight, layout, type(x))
     saved: ChannelSaved
-    own = kernels is None
-    if own:
-        size = block.size
-        if size and (size == layout.block[1] if weight is None else positive == 1):
-            return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)
+    found = None
+    if own := kernels is None:
         kernels, saved = BACKENDS[type(x)], ChannelSaved()
     else:
         saved = kernels.saved()
-    room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    if running is not None and (not positive or (out is not None and room[0] is None)):
-        running = running._replace(waits=False)  # nothing will be settled, or y is copied before that happens
-    found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
+    size = block.size
+    if not own or not size or (size != layout.block[1] if weight is None else positive != 1):
+        room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
+        if running is not None and (not positive or (out is not None and room[0] is None)):
+            running = running._replace(waits=False)  # nothing will be settled, or y is copied before that happens
+        found = kernels.forward(block, gamma, beta, eps, None, None, weight, act, running, room[0])
     if found is None:
-        return _of_one_value(who, x, seen, gamma, beta, eps, act, weight, out, given, single)
+        if single is not None:
+            return known_forward(who, x, seen, gamma, beta, single, eps, act, None, out, given)
+        raise checks.SingleValueError(
+            f"{who}: x: expected more than one value per channel for statistics, got shape {x.shape}"
+            f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
+            "statistics (mean= and var=), or each sample by itself (layer_norm)"
+        )
     y, stats, count, left = found
     if own and not positive:
         count = 0.0  # known here, while reading it from a device would synchronize
@@ -254,29 +259,6 @@ def batch_forward(
     if room[1] is not None:
         _deliver(y, layout, room, x, saved)
     return out, saved
-
-
-def _of_one_value(
-    who: str,
-    x: ndarray,
-    seen: Seen,
-    gamma: ndarray | None,
-    beta: ndarray | None,
-    eps: float,
-    act: Activation,
-    weight: ndarray | None,
-    out: ndarray | None,
-    given: overlap.Given,
-    single: Known | None,
-) -> tuple[ndarray, ChannelSaved]:
-    """Normalize a batch of one value per channel by the statistics `single`; without them SingleValueError."""
-    if single is not None:
-        return known_forward(who, x, seen, gamma, beta, single, eps, act, None, out, given)
-    raise checks.SingleValueError(
-        f"{who}: x: expected more than one value per channel for statistics, got shape {x.shape}"
-        f"{'' if weight is None else ' with one weight above zero'}; normalize a larger batch, or by known "
-        "statistics (mean= and var=), or each sample by itself (layer_norm)"
-    )
 
 
 def row_forward(
