@@ -6,6 +6,7 @@ The libraries take turns in each case, so that other work on the machine affects
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module, util
 from statistics import median
 from typing import Any, NamedTuple
@@ -97,24 +98,16 @@ def _training(x: ndarray) -> Case:
 
 def _inference(x: ndarray) -> Case:
     layer = bnorm.BatchNorm1d(x.shape[1]).eval()
-    contenders: dict[str, Callable[[], object]] = {"bnorm": lambda: layer(x)}
-    if torch := _installed("torch"):
-        peer, tx = torch.nn.BatchNorm1d(x.shape[1]).eval(), torch.from_numpy(x)
-        contenders["PyTorch"] = _without_gradients(torch, lambda: peer(tx))
-    return Case(f"batch norm, inference {x.shape}", 2, x.nbytes, contenders)
+    name = f"batch norm, inference {x.shape}"
+    return _forward(name, 2, x, lambda: layer(x), lambda nn: nn.BatchNorm1d(x.shape[1]).eval())
 
 
 def _layer(x: ndarray) -> Case:
     width = x.shape[1] * 8
     rows = x.reshape(-1, width)
     gamma, beta = np.ones(width), np.zeros(width)
-    contenders: dict[str, Callable[[], object]] = {
-        "bnorm": lambda: F.layer_norm(rows, gamma, beta, normalized_shape=width)
-    }
-    if torch := _installed("torch"):
-        peer, tx = torch.nn.LayerNorm(width), torch.from_numpy(rows)
-        contenders["PyTorch"] = _without_gradients(torch, lambda: peer(tx))
-    return Case(f"layer norm {rows.shape}", 2, x.nbytes, contenders)
+    own = partial(F.layer_norm, rows, gamma, beta, normalized_shape=width)
+    return _forward(f"layer norm {rows.shape}", 2, rows, own, lambda nn: nn.LayerNorm(width))
 
 
 def _statistics(x: ndarray) -> Case:
@@ -129,16 +122,18 @@ def _statistics(x: ndarray) -> Case:
 
 def _small(x: ndarray) -> Case:
     layer = bnorm.BatchNorm1d(x.shape[1])
-    contenders: dict[str, Callable[[], object]] = {"bnorm": lambda: layer(x)}
+    return _forward(f"batch norm, forward {x.shape}", 0, x, lambda: layer(x), lambda nn: nn.BatchNorm1d(x.shape[1]))
+
+
+def _forward(name: str, passes: int, x: ndarray, own: Callable[[], object], peer: Callable[[Any], Any]) -> Case:
+    """A forward of x beside that of a module of PyTorch, without gradients. peer: makes the module from torch.nn."""
+    contenders = {"bnorm": own}
     if torch := _installed("torch"):
-        peer, tx = torch.nn.BatchNorm1d(x.shape[1]), torch.from_numpy(x)
-        contenders["PyTorch"] = _without_gradients(torch, lambda: peer(tx))
-    return Case(f"batch norm, forward {x.shape}", 0, x.nbytes, contenders)
+        module, tx = peer(torch.nn), torch.from_numpy(x)
 
+        def torchs() -> object:
+            with torch.no_grad():
+                return module(tx)
 
-def _without_gradients(torch: Any, call: Callable[[], object]) -> Callable[[], object]:
-    def inside() -> object:
-        with torch.no_grad():
-            return call()
-
-    return inside
+        contenders["PyTorch"] = torchs
+    return Case(name, passes, x.nbytes, contenders)
