@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from bnorm import arrow
 from bnorm.app.dialects import PLAIN
 from bnorm.app.errors import DataError
 from bnorm.app.fitting import Learner, learn
@@ -17,7 +18,7 @@ from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress, peak_memory
 from bnorm.app.showing import table
 from bnorm.app.sources import pyarrow
-from bnorm.app.states import Learned
+from bnorm.app.states import Learned, Map
 from bnorm.app.transforming import Wish, transform
 
 # Sensors: name, mean, standard deviation, and the drift of the mean from first to last row, in standard deviations.
@@ -45,7 +46,7 @@ def run(folder: Path | None, megabytes: int, quiet: bool) -> None:
     learned, seconds = _fit(source, quiet)
     learned.save(state)
     with Progress("transform", size, quiet) as transformed:
-        transform(find([source]), Wish(learned.forward()), output, transformed)
+        transform(find([source]), Wish(Map(learned, inverse=False)), output, transformed)
     after, _ = _fit(output, quiet)
     peak = peak_memory()
 
@@ -146,21 +147,12 @@ def _beside_standard_scaler(path: str, learned: Learned, seconds: float, truth: 
     x = next(_batches(path))
     mean, std = (np.array(column) for column in zip(*truth.values(), strict=True))
     exact = (x.astype(np.float64) - mean) / std
-    stats = learned.forward().stats(x.dtype)
-    own = np.stack([_normalized(np.ascontiguousarray(c), stats[:, i : i + 1]) for i, c in enumerate(x.T)], axis=1)
+    own = arrow.Columns([list(x.T)]).mapped(learned.stats())
     off = [np.nanmax(np.abs(y - exact)) for y in (own, scaler.transform(x))]
     return (
         f"scikit-learn's StandardScaler on the same file: fit {theirs:.2f} s, {theirs / seconds:.1f} times as long;\n"
         f"its values are up to {off[1]:.1g} off, these {off[0]:.1g}"
     )
-
-
-def _normalized(x: ndarray, stats: ndarray) -> ndarray:
-    from bnorm import arrow
-
-    out = np.empty_like(x)
-    arrow.normalize(x, np.ascontiguousarray(stats), out)
-    return out
 
 
 def _picture(folder: Path, state: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy import ndarray
 
+from bnorm import arrow
 from bnorm.app.errors import DataError
 from bnorm.app.rows import Rows
 from bnorm.files import container
@@ -59,14 +60,6 @@ def beside(pieces: Sequence[Piece]) -> Piece:
     if missing is not None:
         missing = np.concatenate([piece.missing for piece in pieces])
     return Piece(rows, steps, sums, np.concatenate([piece.extremes for piece in pieces], axis=1), missing)
-
-
-class Map(NamedTuple):
-    """The map of features with these names, or of this many columns of numbers if features have no names."""
-
-    names: list[str] | None
-    features: int
-    stats: Callable[[Any], ndarray]  # (5, features) as the kernels take them, for a type of the values
 
 
 class Learned:
@@ -183,16 +176,29 @@ class Learned:
         """The names of the features; x0, x1 and so on if they have none."""
         return self.stored.names or [f"x{i}" for i in range(len(self.fitted.statistics.seen))]
 
-    def forward(self) -> Map:
-        """The map that normalizes."""
-        return Map(self.stored.names, len(self.fitted.mean), lambda dtype: self._stats())
-
-    def inverse(self) -> Map:
-        """The map that undoes the normalization."""
-        return Map(self.stored.names, len(self.fitted.mean), lambda dtype: maps.inverse(self._stats(), dtype))
-
-    def _stats(self) -> ndarray:
+    def stats(self) -> ndarray:
+        """Return the map that normalizes, (5, features), as the kernels take it."""
         return maps.forward(self.fitted.statistics, self.stored.affine, self.stored.parameters["eps"])
+
+
+class Map:
+    """The map of a state, as `grouped.Map` is one: for columns of these names, or for this many columns of numbers."""
+
+    keys: Sequence[str] = ()  # the columns with the keys of groups
+
+    def __init__(self, learned: Learned, inverse: bool) -> None:
+        self.names, self.features = learned.stored.names, len(learned.fitted.mean)
+        self._stats = {name: learned.stats() for name in ("float32", "float64")}  # by the type of the values
+        if inverse:
+            for name, stats in self._stats.items():
+                maps.inverse(stats, np.dtype(name))
+
+    def of(self, found: Any, stream: Any) -> Callable[[int, ndarray, ndarray], None]:
+        """Return a function that maps one feature, by its number, from x to out. It is the same for all batches."""
+        return self._apply
+
+    def _apply(self, feature: int, x: ndarray, out: ndarray) -> None:
+        arrow.normalize(x, np.ascontiguousarray(self._stats[x.dtype.name][:, feature : feature + 1]), out)
 
 
 def read(path: str, kinds: Mapping[str, Callable[[container.Config, Mapping[str, container.Entry]], Any]]) -> Any:

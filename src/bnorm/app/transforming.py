@@ -42,20 +42,11 @@ class Wish(NamedTuple):
     text: Sequence[str] = ()
     dtype: str | None = None
 
-    @property
-    def keys(self) -> list[str]:
-        """The columns with the keys of groups."""
-        return self.chosen.keys if isinstance(self.chosen, grouped.Map) else []
-
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the command. Returns a summary."""
     state = grouped.read(args.state)
-    chosen: Map | grouped.Map
-    if isinstance(state, Learned):
-        chosen = state.inverse() if args.inverse else state.forward()
-    else:
-        chosen = grouped.Map(state, args.inverse)
+    chosen = Map(state, args.inverse) if isinstance(state, Learned) else grouped.Map(state, args.inverse)
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
     sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
     if args.resume and not to_folder:
@@ -67,22 +58,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if not args.quiet and columns != told:
             _tell(together[0], list(features), wish, "restores" if args.inverse else "normalizes")
         told = columns
-    count: dict[str, int] = {}
+    said: dict[str, Any] = {}
     with Progress("transform", size_of(sources), args.quiet) as progress:
         if to_folder:
             mapped: list[int] = []
-            count["done_before"] = several.each(
+            done = several.each(
                 *(sources, args.output, _asked(args, state), args.resume, args.force),
                 lambda source, output: mapped.append(transform([source], wish, output, progress)),
                 *(args.goes_on, progress),
             )
-            count = {"files": len(sources), **count}
+            said = {"files": len(sources), "done_before": done}
             normalized = max(mapped, default=0)
         else:
             places.keep([s.name for s in sources if s.path], [args.output])
             normalized = transform(sources, wish, args.output, progress)
-    count |= {"rows": progress.rows, "columns": normalized}
-    return {**count, "seconds": round(progress.seconds, 3), "output": args.output}
+    said |= {"rows": progress.rows, "columns": normalized}
+    return {**said, "seconds": round(progress.seconds, 3), "output": args.output}
 
 
 def _asked(args: argparse.Namespace, state: Stored | Learned) -> dict[str, Any]:
@@ -94,7 +85,7 @@ def _asked(args: argparse.Namespace, state: Stored | Learned) -> dict[str, Any]:
 def _tell(first: Source, features: Sequence[str], wish: Wish, what: str) -> None:
     """Say what becomes of the columns, and why."""
     given = dict.fromkeys(number_columns(first), "no feature of the state")
-    given |= dict.fromkeys(wish.chosen.names or (), "not in --columns") | dict.fromkeys(wish.keys, "keys")
+    given |= dict.fromkeys(wish.chosen.names or (), "not in --columns") | dict.fromkeys(wish.chosen.keys, "keys")
     tell(first, features, given, what, "keeps as they are", wish.drop)
 
 
@@ -106,7 +97,6 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
     features, stream = _stream(sources, wish)
     first, others = sources[0], stream.others
     size = {name: _size(first, name, wish.dtype) for name in features}
-    mapping = wish.chosen.of if isinstance(wish.chosen, grouped.Map) else _plainly(wish.chosen)
     before = progress.position
     with closing(stream.read()) as batches:
         guess, given = _guessed(first, others, wish.text, output, batches)
@@ -115,7 +105,7 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
         with writers.table(output, schema, first.quotes if isinstance(first, CsvSource) else FEW) as writer:
             for batch in given:
                 found = dict(zip([*features, *others], batch.columns, strict=True))
-                apply = mapping(found, stream)
+                apply = wish.chosen.of(found, stream)
                 for name, i in features.items():
                     found[name] = _mapped(found[name], partial(apply, i), kinds[name], stream, name)
                 for name in kinds.keys() - features.keys():
@@ -128,22 +118,12 @@ def transform(sources: Sequence[Source], wish: Wish, output: str, progress: Prog
 def _stream(sources: Sequence[Source], wish: Wish) -> tuple[dict[str, int], Stream]:
     """Return the columns to map, with the places of their features, and the stream of these and the other columns."""
     first = sources[0]
-    features = _features(first, wish)
-    left_out = {*features, *wish.drop} - set(wish.keys)
-    others = [*(name for name in first.columns if name not in left_out), *(set(wish.keys) - first.columns.keys())]
+    features, keys = _features(first, wish), set(wish.chosen.keys)
+    left_out = {*features, *wish.drop} - keys
+    others = [*(name for name in first.columns if name not in left_out), *(keys - first.columns.keys())]
     stream = Stream(sources, list(features), others)
     _check_others(sources, others, wish)
     return features, stream
-
-
-def _plainly(chosen: Map) -> Callable[..., Callable[[int, ndarray, ndarray], None]]:
-    """Return a function like `grouped.Map.of` for a map that is the same for all batches."""
-    stats = {dtype: chosen.stats(np.dtype(dtype)) for dtype in ("float32", "float64")}
-
-    def apply(feature: int, x: ndarray, out: ndarray) -> None:
-        arrow.normalize(x, np.ascontiguousarray(stats[x.dtype.name][:, feature : feature + 1]), out)
-
-    return lambda found, stream: apply
 
 
 def _features(first: Source, wish: Wish) -> dict[str, int]:
