@@ -334,8 +334,7 @@ class BatchNormTransformer(
         x, names = new_table(self, X)
         when = self._times(x, times, column)
         weight = None if sample_weight is None else x.weights(sample_weight)
-        p = {name: getattr(self, name) for name in IN_STATE}
-        state = State(x, in_integers=self.exact, **p)
+        state = State(x, {name: getattr(self, name) for name in IN_STATE})
         if whole:
             state.begin(x, weight, when)
         else:

@@ -4,7 +4,7 @@ A transformer and the command learn by the same calls of `Fitted`. It has no lay
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from operator import call
 from typing import Any
@@ -38,6 +38,8 @@ def at_once(calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> None:
 class Fitted:
     """What a stream has taught. It starts with NaN in the arrays `mean` and `var`. After an error nothing has changed.
 
+    parameters: those of a transformer, by name.
+
     sums      the ExactMoments from which the statistics are rounded; None if they are not exact
     history   the record of the stream, or None
     weighted  whether there were sample weights, so that counts need not be integers
@@ -47,25 +49,16 @@ class Fitted:
     window    the rows that count, or None if all do
     """
 
-    def __init__(
-        self,
-        mean: ndarray,
-        var: ndarray,
-        momentum: float | None,
-        halflife: Any,
-        ddof: int,
-        history: int | None,
-        in_integers: bool,
-        window: Any,
-    ) -> None:
+    def __init__(self, mean: ndarray, var: ndarray, parameters: Mapping[str, Any]) -> None:
+        p, halflife, window = parameters, parameters["halflife"], parameters["window"]
         mean.fill(np.nan)
         var.fill(np.nan)
-        momentum = None if window is not None else momentum
-        self.statistics = Statistics(mean, var, momentum, int(ddof), from_data=True, halflife=ticks(halflife))
+        momentum = None if window is not None else p["momentum"]
+        self.statistics = Statistics(mean, var, momentum, int(p["ddof"]), from_data=True, halflife=ticks(halflife))
         self.timed = is_duration(halflife) or is_duration(window)
         self.statistics.still = self.timed or window is not None
         self.zero: Zero | None = None
-        self.history = None if history is None else History(history)
+        self.history = None if p["history"] is None else History(p["history"])
         self.weighted = self.told = False
         self.sums: Any = None
         self.window: Window | None = None
@@ -74,7 +67,7 @@ class Fitted:
                 raise TypeError(f"{tables.WHO}: window: expected None on a GPU, got {window!r}")
             by_time = is_duration(window)
             self.window = Window(None if by_time else int(window), nanoseconds(window) if by_time else None)
-        if in_integers:
+        if p["exact"]:
             if type(mean) is not ndarray:
                 raise TypeError(f"{tables.WHO}: exact: expected False on a GPU, where sums are rounded, got True")
             self.sums = exact_moments(tables.WHO, np.empty((0, len(mean))), 1, None, True)

@@ -15,7 +15,7 @@ from bnorm.transformer.tables import WHO
 from bnorm.transformer.times import differing
 
 MOMENTUM = 0.1
-IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history")  # what a State is made with
+IN_STATE = ("momentum", "halflife", "window", "eps", "ddof", "affine", "history", "exact")  # what a State needs
 NUMBERS = ("momentum", "halflife", "window", "eps", "ddof", "history", "prior")
 OF_STREAM = ("momentum", "halflife", "window", "ddof", "exact")  # equal in streams that are merged
 VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes as long as a small fit

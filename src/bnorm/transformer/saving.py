@@ -102,9 +102,8 @@ class Savable:
     def _from_stored(cls, stored: Stored) -> Self:
         """The transformer with this state."""
         self = cls(**stored.parameters)
-        p, features = dict(stored.parameters), len(stored.fitted.mean)
-        p.pop("copy")
-        state = State(Dense(np.empty((0, features))), in_integers=p.pop("exact"), **p)
+        features = len(stored.fitted.mean)
+        state = State(Dense(np.empty((0, features))), stored.parameters)
         state.take(stored.fitted)
         for a, given in zip(state.parameters or (), stored.affine or (), strict=True):
             a[...] = given
@@ -120,8 +119,7 @@ def empty(parameters: Mapping[str, Any], names: list[str]) -> Stored:
 
 
 def _empty(p: dict[str, Any], features: int, names: list[str] | None) -> Stored:
-    mean, var = np.empty(features), np.empty(features)
-    fitted = Fitted(mean, var, p["momentum"], p["halflife"], p["ddof"], p["history"], p["exact"], p["window"])
+    fitted = Fitted(np.empty(features), np.empty(features), p)
     return Stored(p, fitted, (np.ones(features), np.zeros(features)) if p["affine"] else None, names)
 
 

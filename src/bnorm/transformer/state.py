@@ -5,6 +5,7 @@ or the layer in training mode. The layer is made only when somebody asks for it,
 rest of a small fit.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,30 +33,20 @@ def manner(momentum: float | None, halflife: Any, window: Any) -> str:
 
 
 class State(Fitted):
-    """The fitted state of a transformer. It starts with NaN statistics, gamma 1 and beta 0, for the features and on the
-    device of x.
+    """The fitted state of a transformer with these parameters. It starts with NaN statistics, gamma 1 and beta 0, for
+    the features and on the device of x.
     """
 
     _layer: BatchNorm1d | None = None
 
     followed: tuple[Any, ...] | None = None  # the settings when `follow` was last called; copies do not have them
 
-    def __init__(
-        self,
-        x: Table,
-        momentum: float | None,
-        halflife: Any,
-        eps: float,
-        ddof: int,
-        affine: bool,
-        history: int | None,
-        in_integers: bool,
-        window: Any,
-    ) -> None:
+    def __init__(self, x: Table, parameters: Mapping[str, Any]) -> None:
         mean, var = (moved(np.empty(x.shape[1]), x.kind) for _ in range(2))
-        super().__init__(mean, var, momentum, halflife, ddof, history, in_integers, window)
-        self._eps, self.affine = float(eps), bool(affine)
-        self.manner = manner(momentum, halflife, window)
+        p = parameters
+        super().__init__(mean, var, p)
+        self._eps, self.affine = float(p["eps"]), bool(p["affine"])
+        self.manner = manner(p["momentum"], p["halflife"], p["window"])
 
     @property
     def layer(self) -> BatchNorm1d:
