@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy import ndarray
 from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 
+from bnorm.files import container
 from bnorm.kernels import BACKENDS
 from bnorm.layers import BatchNorm1d
 from bnorm.transformer.array_api import LIKE, follow
@@ -22,7 +24,47 @@ class Fitting:
     A shallow copy has statistics of its own, like a copy of a layer: two streams that update one state would be a trap.
     """
 
-    __sklearn_is_fitted__: Callable[[], bool]
+    _WHO: ClassVar[str]  # in messages
+    _LEARNED: ClassVar[str]  # the attribute that has what was learned
+    _check_parameters: Callable[[], None]
+    _packed: Callable[[], tuple[container.Config, dict[str, ndarray]]]  # the content of the file; ValueError if invalid
+
+    def save(self, path: Any) -> None:
+        """Write the parameters and the fitted state to a file, which `bnorm.load` and the command `bnorm` read.
+
+        A loaded transformer continues its stream exactly as this one would. Gradients and the device are not saved: a
+        loaded transformer is on the CPU.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A name that ends in .safetensors or .npz. An existing file is replaced.
+        """
+        self._check_fitted()
+        self._check_parameters()
+        try:
+            content = self._packed()
+        except ValueError as error:
+            raise ValueError(f"{self._WHO}: save: {error}") from None
+        container.write(f"{self._WHO}: save", path, *content)
+
+    def _known_names(self) -> list[Any] | None:
+        """Return the names of the columns of the first table, or None."""
+        names = self.__dict__.get("feature_names_in_")
+        return None if names is None else list(names)
+
+    def _check_fitted(self) -> None:
+        if self._LEARNED not in self.__dict__:
+            check_is_fitted(self)  # raises scikit-learn's error
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._LEARNED in self.__dict__
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
+        return tags
 
     def __getattr__(self, name: str) -> Any:
         who = type(self).__name__
@@ -36,6 +78,8 @@ class Fitting:
 
 class Attributes(Fitting):
     """The fitted attributes of `BatchNormTransformer`. Most can be assigned to."""
+
+    _WHO, _LEARNED = "BatchNormTransformer", "_state"
 
     _state: State
 

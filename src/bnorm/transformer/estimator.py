@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, validate_data
 
 from bnorm import arrow
 from bnorm.checks import user_level
@@ -316,10 +316,9 @@ class BatchNormTransformer(
         """
         if not isinstance(other, BatchNormTransformer):
             raise TypeError(f"{WHO}: merge: expected a {WHO}, got {type(other).__name__}")
-        for transformer in (self, other):
-            transformer._check_fitted()
-            parameters.check(transformer)
-            parameters.check_same_stream(transformer)
+        for t in (self, other):
+            t._check_fitted()
+            t._check_parameters()
         check_mergeable(self, other)
         self._state.merge(other._state)
         return self
@@ -366,9 +365,9 @@ class BatchNormTransformer(
             raise TypeError(f"{WHO}: X: expected a table in memory with {given}, got {got}")
         return of_rows(WHO, name, getattr(self, name), times, x.rows, column)
 
-    def _check_fitted(self) -> None:
-        if "_state" not in self.__dict__:
-            check_is_fitted(self)  # raises scikit-learn's error
+    def _check_parameters(self) -> None:
+        parameters.check(self)
+        parameters.check_same_stream(self)
 
     def _tell_of_single_rows(self, state: State) -> None:
         if state.statistics.mode == AVERAGE and not state.told:
@@ -379,11 +378,7 @@ class BatchNormTransformer(
             )
             state.told = True
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return "_state" in self.__dict__
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = tags.array_api_support = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
+        tags.array_api_support = True
         return tags

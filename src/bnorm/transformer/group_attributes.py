@@ -14,6 +14,8 @@ from bnorm.transformer.times import stamps
 class Attributes(Fitting):
     """The fitted attributes of `GroupedTransformer`. They are read-only."""
 
+    _WHO, _LEARNED = "GroupedTransformer", "_groups"
+
     _groups: Groups
     _places: list[int]
 

@@ -1,6 +1,6 @@
 """The file of a grouped transformer: parameters and settings as the configuration, keys and statistics as arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Self
@@ -53,31 +53,15 @@ class Savable:
     _places: list[int]
     n_features_in_: int
     feature_names_in_: ndarray
+    _known_names: Callable[[], list[Any] | None]
 
-    def save(self, path: Any) -> None:
-        """Write the parameters and the fitted state to a file, which `bnorm.load` and the command `bnorm` read.
-
-        A loaded transformer continues its stream exactly as this one would.
-
-        Parameters
-        ----------
-        path : str or path-like
-            A name that ends in .safetensors or .npz. An existing file is replaced.
-        """
-        self._check_fitted()  # type: ignore[attr-defined]
-        self._check_parameters()  # type: ignore[attr-defined]
-        try:
-            content = packed(self._stored())
-        except ValueError as error:
-            raise ValueError(f"{CLASS}: save: {error}") from None
-        container.write(f"{CLASS}: save", path, *content)
+    def _packed(self) -> tuple[Config, dict[str, ndarray]]:
+        return packed(self._stored())
 
     def _stored(self) -> Stored:
         """The content of the file."""
-        names = self.__dict__.get("feature_names_in_")
         parameters = {name: _plain(getattr(self, name)) for name in PARAMETERS}
-        names = None if names is None else list(names)
-        return Stored(parameters, self._groups, self._places, int(self.n_features_in_), names)
+        return Stored(parameters, self._groups, self._places, int(self.n_features_in_), self._known_names())
 
     @classmethod
     def _from_stored(cls, stored: Stored) -> Self:

@@ -223,14 +223,9 @@ def _of_array(estimator: Any, X: Any, reset: bool, keys: Any) -> Split:
         check = partial(validate_data, estimator, reset=reset)
         check(x, dtype=None if x.dtype.kind == "O" else "numeric", ensure_all_finite=False)  # scikit-learn's error
     width = x.shape[1] if x.ndim == 2 else 0
-    places, others = _apart(estimator, x, None if reset else _known(estimator), width, reset, keys)
+    places, others = _apart(estimator, x, None if reset else estimator._known_names(), width, reset, keys)
     columns = [] if keys is not None else [(str(j), x[:, j]) for j in places]
     return _made(estimator, X, places, columns, _dense(x[:, _run(others)]), None, keys)
-
-
-def _known(estimator: Any) -> list[Any] | None:
-    names = estimator.__dict__.get("feature_names_in_")
-    return None if names is None else list(names)
 
 
 def _mixed(X: Any) -> bool:
@@ -250,7 +245,7 @@ def _dense(features: Any) -> Dense:
 
 def key_names(estimator: Any) -> list[str]:
     """The names of the key columns in messages."""
-    names = _known(estimator)
+    names = estimator._known_names()
     return [str(j) if names is None else repr(names[j]) for j in estimator._places]
 
 

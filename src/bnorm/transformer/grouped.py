@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, TransformerMixin, clone
-from sklearn.utils.validation import check_is_fitted
 
 from bnorm.kernels.engines import engine_of
 from bnorm.running import TooLarge
@@ -377,16 +376,7 @@ class GroupedTransformer(
         group_parameters.check(self)
         group_parameters.check_same_stream(self)
 
-    def _check_fitted(self) -> None:
-        if "_groups" not in self.__dict__:
-            check_is_fitted(self)  # raises scikit-learn's error
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return "_groups" in self.__dict__
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
         tags.input_tags.categorical = tags.input_tags.string = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         return tags

@@ -23,7 +23,7 @@ from bnorm.transformer import durations, stored_window
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.history import Moment, TimedMoment
 from bnorm.transformer.maps import Affine
-from bnorm.transformer.parameters import MOMENTUM, check, check_same_stream
+from bnorm.transformer.parameters import MOMENTUM
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import Dense
 from bnorm.transformer.times import KINDS, Zero
@@ -71,32 +71,13 @@ class Savable:
     n_features_in_: int
     feature_names_in_: ndarray
     _state: State
-    _check_fitted: Callable[[], None]
+    _known_names: Callable[[], list[Any] | None]
     get_params: Callable[..., dict[str, Any]]
 
-    def save(self, path: Any) -> None:
-        """Write the parameters and the fitted state to a file, which `bnorm.load` and the command `bnorm` read.
-
-        A loaded transformer continues its stream exactly as this one would. Gradients and the device are not saved: a
-        loaded transformer is on the CPU.
-
-        Parameters
-        ----------
-        path : str or path-like
-            A name that ends in .safetensors or .npz. An existing file is replaced.
-        """
-        self._check_fitted()
-        check(self)
-        check_same_stream(self)
+    def _packed(self) -> tuple[Config, dict[str, ndarray]]:
         p = self.get_params(deep=False)
         self._state.follow(p["momentum"], p["halflife"], p["eps"], p["history"])
-        names = self.__dict__.get("feature_names_in_")
-        names = None if names is None else list(names)
-        try:
-            content = packed(Stored(p, self._state, self._state.parameters, names))
-        except ValueError as error:
-            raise ValueError(f"{CLASS}: save: {error}") from None
-        container.write(f"{CLASS}: save", path, *content)
+        return packed(Stored(p, self._state, self._state.parameters, self._known_names()))
 
     @classmethod
     def _from_stored(cls, stored: Stored) -> Self:

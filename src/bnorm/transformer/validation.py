@@ -176,9 +176,9 @@ def check_mergeable(mine: Any, other: Any) -> None:
         raise ValueError(
             f"{WHO}: merge: n_features_in_: expected {mine.n_features_in_}, as here, got {other.n_features_in_}"
         )
-    names, others = (t.__dict__.get("feature_names_in_") for t in (mine, other))
-    if names is not None and others is not None and list(names) != list(others):
-        raise ValueError(f"{WHO}: merge: expected features {list(names)}, as here, got {list(others)}")
+    names, others = mine._known_names(), other._known_names()
+    if names is not None and others is not None and names != others:
+        raise ValueError(f"{WHO}: merge: expected features {names}, as here, got {others}")
 
 
 def refuse_container(estimator: Any, x: Table) -> None:
