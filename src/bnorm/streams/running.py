@@ -157,18 +157,6 @@ class RunningNorm(Followed):
     def eps(self, value: float) -> None:
         self._eps = checks.epsilon(self._who, value)
 
-    def save(self, path: Any) -> None:
-        """Write statistics and settings to a file, which `bnorm.load` reads.
-
-        Parameters
-        ----------
-        path : str or path-like
-            A name that ends in .safetensors or .npz. An existing file is replaced.
-        """
-        from bnorm.streams import saving  # late, so that `import bnorm` need not wait for it
-
-        saving.save(f"{self._who}: save", self, path)
-
     @staticmethod
     def tree(space_or_example: Any, **options: Any) -> Any:
         """A normalizer of observations that are dictionaries or tuples, nested to any depth.

@@ -16,10 +16,17 @@ TREE = "RunningNormTree"
 SETTINGS = ("clip", "eps", "momentum", "halflife", "nonfinite", "dtype")
 
 
-def save(who: str, norm: Any, path: Any) -> None:
-    """Write the file of a RunningNorm."""
-    config = {"class": "RunningNorm", "arguments": arguments(norm), "training": norm.training}
-    container.write(who, path, config, arrays(norm))
+def save(norm: Any, path: Any) -> None:
+    """Write the file of a RunningNorm; or that of a tree, with its structure, and the arrays of each place."""
+    if hasattr(norm, "_parts"):
+        who, found = TREE, dict[str, ndarray]()
+        for place, part in norm._norms().items():
+            found |= arrays(part, f"{place}.")
+        config = {"class": TREE, "training": norm.training, "tree": _structure(norm, norm.training)}
+    else:
+        who, found = norm._who, arrays(norm)
+        config = {"class": "RunningNorm", "arguments": arguments(norm), "training": norm.training}
+    container.write(f"{who}: save", path, config, found)
 
 
 def arguments(norm: Any) -> dict[str, Any]:
@@ -50,15 +57,6 @@ def filled(kind: Any, given: Mapping[str, Any], entries: Mapping[str, container.
     container.check_arrays(entries, norm._state())
     norm.load_state_dict({name: entry.array() for name, entry in entries.items()})
     return norm
-
-
-def save_tree(who: str, tree: Any, path: Any) -> None:
-    """Write the file of a tree: its structure, and the arrays of each place."""
-    found: dict[str, ndarray] = {}
-    for place, norm in tree._norms().items():
-        found |= arrays(norm, f"{place}.")
-    config = {"class": TREE, "training": tree.training, "tree": _structure(tree, tree.training)}
-    container.write(who, path, config, found)
 
 
 def restored_tree(kinds: Kinds, config: Mapping[str, Any], entries: Mapping[str, container.Entry]) -> Any:

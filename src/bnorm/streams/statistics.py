@@ -11,7 +11,7 @@ from bnorm.kernels import BACKENDS, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
 from bnorm.running import BATCHES, ROWS, Statistics
-from bnorm.streams.modes import Modes
+from bnorm.streams.base import Normalizer
 
 NOISE = 8 * float(np.finfo(np.float64).eps)
 NAMES = {"seen": "count"}  # names of arrays that differ from those of `Statistics`
@@ -19,7 +19,7 @@ SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "half
 SETTINGS += ("_training", "_who")
 
 
-class Followed(Modes):
+class Followed(Normalizer):
     """Running statistics of observations of one shape; `RunningNorm` adds how they normalize."""
 
     __slots__ = (
@@ -105,9 +105,6 @@ class Followed(Modes):
         new._statistics.merge(other._statistics)
         new._skipped += other._skipped
         return new
-
-    def __radd__(self, other: object) -> Self:
-        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
 
     def __sub__(self, base: object) -> Self:
         """What was seen since the statistics were those of `base`.
@@ -212,9 +209,6 @@ class Followed(Modes):
             setattr(self, name, value)
         self._skipped = devices.owned(self._skipped)
         self._settle()
-
-    def __copy__(self) -> Self:
-        return self.copy()  # two objects that update the same arrays would be a trap
 
 
 def check_state(who: str, found: Mapping[str, ndarray]) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 from bnorm import checks
 from bnorm.kernels import kind_of
 from bnorm.layers import state
-from bnorm.streams.modes import Modes
+from bnorm.streams.base import Normalizer
 from bnorm.streams.statistics import Followed
 
 CLASS = "RunningNormTree"
 
 
-class RunningNormTree(Modes):
+class RunningNormTree(Normalizer):
     """A RunningNorm for each array of a nested observation; `RunningNorm.tree` makes it.
 
     It is used as a RunningNorm, with whole observations. `tree["key"]`, or `tree[0]` of a tuple, is the normalizer of a
@@ -95,9 +95,6 @@ class RunningNormTree(Modes):
         both: RunningNormTree = self._beside(other, "+", lambda a, b: a + b)
         return both
 
-    def __radd__(self, other: object) -> "RunningNormTree":
-        return self.copy() if isinstance(other, int) and other == 0 else NotImplemented  # sum() starts with 0
-
     def __sub__(self, base: object) -> "RunningNormTree":
         """What was seen since the statistics were those of `base`, part by part."""
         left: RunningNormTree = self._beside(base, "-", lambda a, b: a - b)
@@ -108,8 +105,6 @@ class RunningNormTree(Modes):
         new = RunningNormTree(_made(self._parts, lambda _, part: None if part is None else part.copy()))
         new._training = self._training
         return new
-
-    __copy__ = copy
 
     def reset(self) -> None:
         """Forget everything that was seen."""
@@ -132,18 +127,6 @@ class RunningNormTree(Modes):
         """Load a `state_dict()` of a tree of the same structure. After an error nothing is loaded."""
         holders = {f"{place}.": norm for place, norm in self._norms().items()}
         return state.load(CLASS, "state_dict", holders, state_dict, strict)
-
-    def save(self, path: Any) -> None:
-        """Write statistics and settings to a file, which `bnorm.load` reads.
-
-        Parameters
-        ----------
-        path : str or path-like
-            A name that ends in .safetensors or .npz. An existing file is replaced.
-        """
-        from bnorm.streams import saving  # late, so that `import bnorm` need not wait for it
-
-        saving.save_tree(f"{CLASS}: save", self, path)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
