@@ -10,6 +10,7 @@ count the batch, all or nothing: `settle` takes the results of a layer's forward
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,16 @@ def mode_of(momentum: float | None, halflife: Any) -> int:
     return POOL if momentum is None else AVERAGE
 
 
+def _setting(name: str) -> Any:
+    """Return a property for a setting of `Statistics`. Assigning makes a new rule."""
+
+    def assign(statistics: "Statistics", value: Any) -> None:
+        setattr(statistics, f"_{name}", value)
+        statistics._renew()
+
+    return property(attrgetter(f"_{name}"), assign)
+
+
 class Statistics:
     """Mean and variance of each channel, and how a batch updates them. The arrays are changed in place.
 
@@ -86,6 +97,10 @@ class Statistics:
     )
     ARRAYS = ("mean", "var", "seen", "low", "weight", "pairs", "last")
 
+    momentum: float | None = _setting("momentum")
+    halflife: float | None = _setting("halflife")
+    nonfinite: str = _setting("nonfinite")
+    ddof: Any = property(attrgetter("_ddof"))
     rule: Rule  # arrays and settings, as the kernels take them
     _moving: tuple[Rule, Rule]  # the same for `move`: [False] propagates what is not finite, [True] raises
     counters: ndarray  # int64: batches, batches that some channel skipped, rows, and batches that `seen` lacks
@@ -116,37 +131,6 @@ class Statistics:
     @property
     def mode(self) -> int:
         return mode_of(self._momentum, self._halflife)
-
-    @property
-    def momentum(self) -> float | None:
-        return self._momentum
-
-    @momentum.setter
-    def momentum(self, value: float | None) -> None:
-        self._momentum = value
-        self._renew()
-
-    @property
-    def halflife(self) -> float | None:
-        return self._halflife
-
-    @halflife.setter
-    def halflife(self, value: float | None) -> None:
-        self._halflife = value
-        self._renew()
-
-    @property
-    def ddof(self) -> int:
-        return self._ddof
-
-    @property
-    def nonfinite(self) -> str:
-        return self._nonfinite
-
-    @nonfinite.setter
-    def nonfinite(self, value: str) -> None:
-        self._nonfinite = value
-        self._renew()
 
     @property
     def batches(self) -> int:
