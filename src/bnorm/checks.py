@@ -323,34 +323,21 @@ def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarra
         raise ValueError(f"{who}: {error}") from None
 
 
-def check_weights(who: str, w: ndarray) -> float:
-    """Make the other checks of `weights`, which say what is wrong. Return the number of weights above 0."""
-    lowest: Any = 0.0
-    highest = total = positive = lowest
-    if w.size:
-        with np.errstate(over="ignore"):
-            some = w.min(), w.max(), w.sum(), np.count_nonzero(w)
-        lowest, highest, total, positive = BACKENDS[type(w)].numbers(*some)
-    _sum_of_weights(who, "weight", lowest, highest, total)
-    return float(positive)
+def check_weights(who: str, w: ndarray, times: int = 1) -> float:
+    """Make the other checks of `weights`, which say what is wrong: they are finite, not negative, and have a sum within
+    float64. times: how often each counts in the sum. On a device this synchronizes once.
 
-
-def summable(who: str, name: str, w: Any, times: int) -> None:
-    """Check that weights, each of which counts `times` times, are finite, not negative, and have a sum within float64.
-
-    On a device this synchronizes once.
+    Return the number of weights above 0.
     """
-    if not w.size or view.is_mask(w):
-        return
+    if not w.size:
+        return 0.0
     with np.errstate(over="ignore"):
-        lowest, highest, total = BACKENDS[type(w)].numbers(w.min(), w.max(), w.sum())
-    _sum_of_weights(who, name, lowest, highest, total * times)
-
-
-def _sum_of_weights(who: str, name: str, lowest: Any, highest: Any, total: float) -> float:
+        some = w.min(), w.max(), w.sum(), np.count_nonzero(w)
+    lowest, highest, total, positive = BACKENDS[type(w)].numbers(*some)
     if not (lowest >= 0 and highest < math.inf):
-        raise ValueError(f"{who}: {name}: expected finite values >= 0, got values from {lowest} to {highest}")
-    return _divisor(who, name, total)
+        raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")
+    _divisor(who, "weight", total * times)
+    return float(positive)
 
 
 def total_weight(who: str, name: str, w: ndarray) -> float:

@@ -196,6 +196,6 @@ def _weights(who: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> A
         elif w.ndim != len(full) or any(n not in (1, all_) for n, all_ in zip(w.shape, full, strict=True)):
             also = f" or {full[:1]}" if len(full) > 1 else ""
             raise ValueError(f"{who}: weight: expected shape {full}{also} for x of shape {x.shape}, got {w.shape}")
-    if not in_integers:
-        checks.summable(who, "weight", w, prod(full) // max(w.size, 1))
+    if not in_integers and not view.is_mask(w):
+        checks.check_weights(who, w, prod(full) // max(w.size, 1))
     return w
