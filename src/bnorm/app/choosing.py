@@ -39,11 +39,12 @@ def choose(
     return chosen
 
 
-def refuse_unknown(first: Source, names: Iterable[str]) -> None:
-    """Raise DataError for a column that a source does not have."""
+def refuse_unknown(source: Source, names: Iterable[str], like: str = "") -> None:
+    """Raise DataError for a column that a source does not have. like: says where it is."""
     for name in names:
-        if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {listed(first.columns)}{doubted(first)}")
+        if name not in source.columns:
+            got = f"{listed(source.columns)}{doubted(source)}"
+            raise DataError(f"{source.name}: expected a column {name!r}{like}, got {got}")
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bnorm.app import opening
-from bnorm.app.choosing import doubted, listed
+from bnorm.app.choosing import refuse_unknown
 from bnorm.app.columnar import ArrowSource, ParquetSource
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import PLAIN, Dialect
@@ -159,12 +159,9 @@ class Stream:
         return self._done + self.here.size * self.here.fraction
 
     def _check(self, s: Source) -> None:
-        present = set(s.columns)
         first = self.sources[0]
         like = f", as {first.name} has it" if s is not first else ""
-        for name in self.numbers + self.others:
-            if name not in present:
-                raise DataError(f"{s.name}: expected a column {name!r}{like}, got {listed(s.columns)}{doubted(s)}")
+        refuse_unknown(s, self.numbers + self.others, like)
         for name in self.numbers:
             if not s.is_number(name):
                 got = s.reasons.get(name) or s.columns[name]
