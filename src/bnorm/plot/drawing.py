@@ -40,15 +40,6 @@ def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int],
     return figure, ax, np.array(inner)
 
 
-def key_place(panels: ndarray) -> Any:
-    """The axes above which the key of these panels is drawn: the only panel, or the empty line above them."""
-    if len(panels) == 1:
-        return panels[0]
-    head = panels[0].figure.add_subplot(panels[0].get_subplotspec().get_gridspec()[0, :])
-    head.set_axis_off()
-    return head
-
-
 def height(features: int) -> float:
     """The height in inches for a line per feature, up to a limit."""
     return min(0.2 * features, 24.0) + 1.4
@@ -94,7 +85,10 @@ def key(panels: ndarray, entries: Mapping[str, Mapping[str, Any]], note: str = "
     """Draw the key above the panels: an example of each line, with its meaning, and below them a note."""
     from matplotlib.lines import Line2D
 
-    ax = key_place(panels)
+    ax = panels[0]
+    if len(panels) > 1:  # there is an empty line above them
+        ax = ax.figure.add_subplot(ax.get_subplotspec().get_gridspec()[0, :])
+        ax.set_axis_off()
     width = ax.get_window_extent().width / ax.figure.dpi  # in inches
     most = max(1, int(width * LETTERS / (max(map(len, entries), default=1) + 6)))
     lines = -(-len(entries) // most) or 1
