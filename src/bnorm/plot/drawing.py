@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy import ndarray
@@ -18,26 +18,57 @@ LETTERS = 18  # letters of a key in an inch of axes, before these are laid out
 FIRST, SECOND, GRAY = "#0072b2", "#d55e00", "#8a8a8a"  # safe for color-blind readers
 
 
-def panels(who: str, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> tuple[Any, Any, ndarray]:
-    """Return the figure, the outer axes, and n panels in lines and columns, in a new figure or in the place of ax."""
-    try:
-        from matplotlib import axes
-        from matplotlib import pyplot as plt
-    except ImportError as error:
-        raise ImportError(f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'") from error
-    if ax is None:
-        _, ax = plt.subplots(figsize=size, layout="constrained")
-    elif not isinstance(ax, axes.Axes):
-        raise TypeError(f"{who}: ax: expected one matplotlib Axes, got {type_name(ax)}")
-    figure, place = ax.figure, ax.get_subplotspec()
-    if n == 1:
-        return figure, ax, np.array([ax])
-    if place is None:
-        raise ValueError(f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand")
-    ax.set_axis_off()
-    grid = place.subgridspec(1 + shape[0], shape[1], height_ratios=[1e-3] + [1.0] * shape[0])  # line 0 is for a key
-    inner = [figure.add_subplot(grid[1 + i // shape[1], i % shape[1]]) for i in range(n)]
-    return figure, ax, np.array(inner)
+class Display:
+    """The base class of displays: what is drawn, and where."""
+
+    figure_: Any
+    ax_: Any  # the outer axes
+    axes_: ndarray  # the panels
+
+    def plot(self, ax: Any = None) -> Self:
+        """Draw the display.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            The place to draw; a new figure by default.
+
+        Returns
+        -------
+        display : object
+            The display itself.
+        """
+        self._draw(ax)
+        return self
+
+    def _draw(self, ax: Any) -> None:
+        raise NotImplementedError
+
+    def _divide(self, ax: Any, size: tuple[float, float], shape: tuple[int, int], n: int) -> None:
+        """Make n panels in lines and columns, in a new figure or in the place of ax."""
+        who = type(self).__name__
+        try:
+            from matplotlib import axes
+            from matplotlib import pyplot as plt
+        except ImportError as error:
+            raise ImportError(
+                f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'"
+            ) from error
+        if ax is None:
+            _, ax = plt.subplots(figsize=size, layout="constrained")
+        elif not isinstance(ax, axes.Axes):
+            raise TypeError(f"{who}: ax: expected one matplotlib Axes, got {type_name(ax)}")
+        place, panels = ax.get_subplotspec(), [ax]
+        if n > 1:
+            if place is None:
+                raise ValueError(
+                    f"{who}: ax: expected axes of a grid, as plt.subplots makes them, got axes placed by hand"
+                )
+            ax.set_axis_off()
+            lines, columns = shape
+            grid = place.subgridspec(1 + lines, columns, height_ratios=[1e-3] + [1.0] * lines)  # line 0 is for a key
+            panels = [ax.figure.add_subplot(grid[1 + i // columns, i % columns]) for i in range(n)]
+        self.figure_, self.ax_, self.axes_ = ax.figure, ax, np.array(panels)
 
 
 def height(features: int) -> float:

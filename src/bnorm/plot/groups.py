@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from bnorm import checks
-from bnorm.plot.drawing import FIRST, GRAY, chosen, height, key, label_lines, names_of, panels, within
+from bnorm.plot.drawing import FIRST, GRAY, Display, chosen, height, key, label_lines, names_of, within
 from bnorm.plot.ticks import spaced
 
 MOST_FEATURES = 6  # panels, unless features are chosen
@@ -22,7 +21,7 @@ ENTRIES = {  # what is drawn, and how it looks
 }
 
 
-class GroupsDisplay:
+class GroupsDisplay(Display):
     """The mean and the standard deviation of each group, around those of all rows.
 
     Each feature has a panel, in which the groups are sorted by their means. Of many groups only those with the least
@@ -63,9 +62,6 @@ class GroupsDisplay:
     2
     """
 
-    figure_: Any
-    ax_: Any
-    axes_: ndarray
     _note = ""
 
     def __init__(
@@ -122,30 +118,18 @@ class GroupsDisplay:
             display._note = f"The first {len(places)} of {len(names):,} features."
         return display.plot(ax)
 
-    def plot(self, ax: Any = None) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            The place to draw; a new figure by default.
-
-        Returns
-        -------
-        display : GroupsDisplay
-        """
+    def _draw(self, ax: Any) -> None:
         n = len(self.feature_names)
         columns = min(3, n)
         lines = -(-n // columns)
         drawn = min(self.most, len(self.groups))
         size = (3.4 * columns + 1.0, lines * height(drawn) + 0.4)
-        self.figure_, self.ax_, self.axes_ = panels(type(self).__name__, ax, size, (lines, columns), n)
+        self._divide(ax, size, (lines, columns), n)
         for j, panel in enumerate(self.axes_):
-            self._draw(panel, j)
+            self._draw_feature(panel, j)
         key(self.axes_, ENTRIES, self._note)
-        return self
 
-    def _draw(self, panel: Any, j: int) -> None:
+    def _draw_feature(self, panel: Any, j: int) -> None:
         """Draw the panel of feature j."""
         known = np.flatnonzero(np.isfinite(self.means[:, j]))
         order = known[np.argsort(self.means[known, j], kind="stable")]

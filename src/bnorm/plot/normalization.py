@@ -14,6 +14,7 @@ from bnorm.plot.drawing import (
     FIRST,
     GRAY,
     SECOND,
+    Display,
     chosen,
     height,
     host,
@@ -21,7 +22,6 @@ from bnorm.plot.drawing import (
     label_lines,
     labels,
     names_of,
-    panels,
     strips,
     within,
 )
@@ -41,7 +41,7 @@ STRIP = {  # what the parts of a strip mean, and how they look
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 
 
-class NormalizationDisplay:
+class NormalizationDisplay(Display):
     """The distribution of each feature before and after a transformer.
 
     Up to 6 features have histograms: on the left in their own units, on the right all on the same axis. A few values
@@ -76,10 +76,6 @@ class NormalizationDisplay:
     >>> len(display.axes_)
     4
     """
-
-    figure_: Any
-    ax_: Any
-    axes_: ndarray
 
     def __init__(self, before: ArrayLike, after: ArrayLike, feature_names: Sequence[str]) -> None:
         self.before = np.asarray(before, np.float64)
@@ -124,26 +120,14 @@ class NormalizationDisplay:
             )
         return cls(before[::every, places], after[::every, places], [names[i] for i in places]).plot(ax)
 
-    def plot(self, ax: Any = None) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            The place to draw; a new figure by default.
-
-        Returns
-        -------
-        display : NormalizationDisplay
-        """
-        n, who = len(self.feature_names), type(self).__name__
+    def _draw(self, ax: Any) -> None:
+        n = len(self.feature_names)
         lines = n if n <= HISTOGRAMS else 1
         size = (8.0, 1.5 * n + 0.7) if n <= HISTOGRAMS else (9.0, height(n))
-        self.figure_, self.ax_, self.axes_ = panels(who, ax, size, (lines, 2), 2 * lines)
+        self._divide(ax, size, (lines, 2), 2 * lines)
         (self._draw_histograms if n <= HISTOGRAMS else self._draw_strips)()
         self.axes_[0].set_title("before", fontsize=10)
         self.axes_[1].set_title("after", fontsize=10)
-        return self
 
     def _draw_histograms(self) -> None:
         note = "Bars: the number of rows. Arrows: how many rows are beyond the edge."

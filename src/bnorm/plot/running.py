@@ -13,6 +13,7 @@ from bnorm.plot.drawing import (
     FIRST,
     GRAY,
     SECOND,
+    Display,
     chosen,
     height,
     host,
@@ -20,7 +21,6 @@ from bnorm.plot.drawing import (
     label_lines,
     labels,
     names_of,
-    panels,
     strips,
     within,
 )
@@ -42,7 +42,7 @@ RULE = (
 PANELS = 12  # the most features that get a panel each; more share a map
 
 
-class RunningStatsDisplay:
+class RunningStatsDisplay(Display):
     """Mean and spread of each feature over the stream, as recorded by `BatchNormTransformer(history=N)`.
 
     Up to 12 features have a panel each: a line for the mean, a band of one standard deviation to either side, and a
@@ -84,10 +84,6 @@ class RunningStatsDisplay:
     ((50, 3), 3)
     """
 
-    figure_: Any
-    ax_: Any
-    axes_: ndarray
-
     def __init__(
         self, rows: ArrayLike, mean: ArrayLike, std: ArrayLike, feature_names: Sequence[str], times: Any = None
     ) -> None:
@@ -125,27 +121,16 @@ class RunningStatsDisplay:
         places = chosen(cls.__name__, features, names)
         return cls(rows, mean[:, places], np.sqrt(var[:, places]), [names[i] for i in places], *times).plot(ax)
 
-    def plot(self, ax: Any = None) -> Self:
-        """Draw the display.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            The place to draw; a new figure by default.
-
-        Returns
-        -------
-        display : RunningStatsDisplay
-        """
-        n, who = len(self.feature_names), type(self).__name__
+    def _draw(self, ax: Any) -> None:
+        n = len(self.feature_names)
         if len(self.rows) == 1:
-            self.figure_, self.ax_, self.axes_ = panels(who, ax, (6, height(n)), (1, 1), 1)
+            self._divide(ax, (6, height(n)), (1, 1), 1)
             self._draw_now(self.ax_)
         elif n <= PANELS:
             columns = 1 if n == 1 else 2 if n <= 4 else 3
             lines = -(-n // columns)
             size = (3.4 * columns + 1, 1.9 * lines + 1.1)
-            self.figure_, self.ax_, self.axes_ = panels(who, ax, size, (lines, columns), n)
+            self._divide(ax, size, (lines, columns), n)
             drifts = self._drifts()
             key(self.axes_, LINES, RULE if any(drifts) else "")
             for i, (panel, name) in enumerate(zip(self.axes_, labels(self.feature_names), strict=True)):
@@ -153,9 +138,8 @@ class RunningStatsDisplay:
                 if i + columns < n:  # there is a panel below
                     panel.set_xlabel(" " if n % columns else "")  # " " keeps the space, so that all rows are equal
         else:
-            self.figure_, self.ax_, self.axes_ = panels(who, ax, (9, height(n)), (1, 2), 2)
+            self._divide(ax, (9, height(n)), (1, 2), 2)
             self._draw_maps(*self.axes_)
-        return self
 
     def shift(self) -> ndarray:
         """The distance of each mean from the start, in present standard deviations, for each moment.
