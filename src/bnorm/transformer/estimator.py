@@ -9,11 +9,10 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import check_array
 
 from bnorm import arrow
 from bnorm.checks import user_level
-from bnorm.kernels import moved
 from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer import iterables, maps, parameters
 from bnorm.transformer.array_api import AnyLibrary
@@ -29,7 +28,7 @@ from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO, Dense, Table
 from bnorm.transformer.times import Times, of_rows, separated, without
-from bnorm.transformer.validation import check_mergeable, columns, new_table, plain, refuse_container, table_of
+from bnorm.transformer.validation import check_mergeable, new_table, next_table, plain, refuse_container, table_of
 
 
 class BatchNormTransformer(
@@ -347,14 +346,8 @@ class BatchNormTransformer(
         return self
 
     def _table(self, X: Any, writeable: bool = False) -> Table:
-        """X as a table of floats with the right features, on the device of the layer. It may contain infinity."""
-        side = self._state.array_type
-        if plain(X, side, writeable) and X.shape[1] == self.n_features_in_ and "feature_names_in_" not in self.__dict__:
-            return Dense(X)
-        X = without(X, self._state.column)
-        if (found := columns(self, X, reset=False)) is not None:
-            return found if side is ndarray else Dense(moved(found.dense(), side))
-        return table_of(partial(validate_data, self, reset=False), X, side, writeable)
+        """X as a table of floats with the right features, on the device of the layer."""
+        return next_table(self, X, self._state.array_type, self._state.column, writeable)
 
     def _times(self, x: Table, times: Any, column: str | None) -> Times | None:
         """The times of the rows, checked; None if the stream has none."""

@@ -2,12 +2,10 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from sklearn.utils.validation import validate_data
 
 from bnorm.datasets import unpacked
 from bnorm.iterating import results
@@ -15,8 +13,8 @@ from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.known import Known
-from bnorm.transformer.tables import WHO, Dense, Table
-from bnorm.transformer.validation import aside, columns, new_table, plain, table_of
+from bnorm.transformer.tables import WHO, Table
+from bnorm.transformer.validation import aside, new_table, next_table
 
 _OF_TABLES = ("__array__", "__array_interface__", "__dlpack__", "__dataframe__", "shape", "columns", "num_rows")
 
@@ -48,13 +46,13 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
             return None
         if first is None:
             x, names = new_table(estimator, X)
-            first = x.kind, x.shape[1]
+            first = x.kind
             found.n_features_in_ = x.shape[1]
             found.__dict__.pop("feature_names_in_", None)
             if names is not None:
                 found.feature_names_in_ = names
         else:
-            x = _next(found, X, *first)
+            x = next_table(found, X, first)
         weight = None if w is None else x.weights(w, some=False)
         m = x.exact(weight) if estimator.exact else Moments._from_parts(x.parts(weight).copy())
         return x, m, w is not None
@@ -70,7 +68,7 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
     total = tree.result()
     if weighted and not total.count.any():
         raise ValueError(f"{WHO}: X: expected some weight above 0 in its pairs (table, weight), got none")
-    return Known(names, total, rows, first[0]), weighted
+    return Known(names, total, rows, first), weighted
 
 
 def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:
@@ -91,12 +89,6 @@ def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:
         at_once(estimator._state.becoming(moved._state))
     else:
         estimator.__dict__.update(moved.__dict__)
-
-
-def _next(found: Any, X: Any, kind: type, features: int) -> Table:
-    if plain(X, kind) and X.shape[1] == features and "feature_names_in_" not in found.__dict__:
-        return Dense(X)
-    return columns(found, X, reset=False) or table_of(partial(validate_data, found, reset=False), X, kind)
 
 
 def _rows(X: Any) -> Any:

@@ -17,6 +17,7 @@ from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.known import Known
 from bnorm.transformer.sklearn_private import get_namespace, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
+from bnorm.transformer.times import without
 
 DTYPES = [np.float64, np.float32, np.float16]
 INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # read without a conversion; results are float64
@@ -45,6 +46,17 @@ def new_table(estimator: Any, X: Any) -> tuple[Table, ndarray | None]:
     found = aside(estimator)
     x = columns(found, X, reset=True) or table_of(partial(validate_data, found, reset=True), X, kind)
     return x, found.__dict__.get("feature_names_in_")
+
+
+def next_table(estimator: Any, X: Any, kind: type, column: str | None = None, writeable: bool = False) -> Table:
+    """X, without a column that is no feature, as a table of the features of an estimator. It may contain infinity."""
+    own = estimator.__dict__
+    if plain(X, kind, writeable) and X.shape[1] == own["n_features_in_"] and "feature_names_in_" not in own:
+        return Dense(X)
+    X = without(X, column)
+    if (found := columns(estimator, X, reset=False)) is not None:
+        return found if kind is ndarray else Dense(moved(found.dense(), kind))
+    return table_of(partial(validate_data, estimator, reset=False), X, kind, writeable)
 
 
 def aside(estimator: Any) -> Any:
