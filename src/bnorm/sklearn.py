@@ -1,5 +1,6 @@
 """scikit-learn's StandardScaler, computed by the kernels of this package."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -123,16 +124,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         X_tr : {ndarray, sparse matrix} of shape (n_samples, n_features)
             CSR if X is sparse.
         """
-        in_place = not (self.copy if copy is None else copy)
-        if self._is_plain(X, in_place):
-            return Dense(X).mapped(self._forward(X), in_place)
-        check_is_fitted(self)
-        x = native(validate_data(self, X, reset=False, **_checks(X, in_place)))
-        if issparse(x):
-            return self._scaled(x, "center", in_place or x.format != getattr(X, "format", None))
-        if (table := _table(x)) is None or not self._readable():
-            return super().transform(X, copy)
-        return _mapped(x, table, self._forward(x), in_place)
+        y = self._through(X, copy, self._forward, "center")
+        return super().transform(X, copy) if y is None else y
 
     def inverse_transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
         """Compute X * scale_ + mean_.
@@ -149,16 +142,26 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         X_original : {ndarray, sparse matrix} of shape (n_samples, n_features)
             CSR if X is sparse.
         """
+        y = self._through(X, copy, self._inverse, "uncenter")
+        return super().inverse_transform(X, copy) if y is None else y
+
+    def _through(self, X: Any, copy: bool | None, stats: Callable[[Any, Any], ndarray], what: str) -> Any:
+        """Return the map of X by `stats`; None if only scikit-learn's code can compute it. what: as in `_scaled`."""
         in_place = not (self.copy if copy is None else copy)
         if self._is_plain(X, in_place):
-            return Dense(X).mapped(self._inverse(X, X.dtype), in_place)
+            return Dense(X).mapped(stats(X, X.dtype), in_place)
         check_is_fitted(self)
-        x = native(check_array(X, **_checks(X, in_place), estimator=self, input_name="X"))
+        if what == "center":
+            x = native(validate_data(self, X, reset=False, **_checks(X, in_place)))
+        else:
+            x = native(check_array(X, **_checks(X, in_place), estimator=self, input_name="X"))
         if issparse(x):
-            return self._scaled(x, "uncenter", in_place or x.format != getattr(X, "format", None))
+            return self._scaled(x, what, in_place or x.format != getattr(X, "format", None))
         if (table := _table(x)) is None or not self._readable():
-            return super().inverse_transform(X, copy)
-        return _mapped(x, table, self._inverse(x, table.dtype), in_place)
+            return None
+        in_place = in_place and view.writeable(table)
+        y = Dense(table).mapped(stats(x, table.dtype), in_place)
+        return x if in_place else given_back(y, x) if is_foreign(x) else y
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
         if sample_weight is None and self._is_plain(X, anew=anew):
@@ -264,7 +267,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         var = self._vector("partial_fit", "var_", x, size) if self.var_ is not None else np.zeros_like(n)
         return Moments._from_parts(np.array([n, mean, np.where(n == 0, 0, var * n), np.zeros_like(n)], like=n))
 
-    def _forward(self, x: Any) -> ndarray:
+    def _forward(self, x: Any, dtype: np.dtype[Any]) -> ndarray:
         """Return the rows mean, var, rstd, scale, shift for the kernels: y = (x - mean) scale + shift."""
         mean, std = self._vectors("transform", x)
         stats = np.zeros((5, len(mean)), like=mean)
@@ -370,10 +373,3 @@ def _table(x: Any) -> Any:
     if is_foreign(x):
         return borrowed(x)
     return x if type(x) in BACKENDS else np.asarray(x)
-
-
-def _mapped(x: Any, table: Any, stats: ndarray, in_place: bool) -> Any:
-    """Return the map of `table`, which has the memory of x, as an array of the library of x."""
-    in_place = in_place and view.writeable(table)
-    y = Dense(table).mapped(stats, in_place)
-    return x if in_place else given_back(y, x) if is_foreign(x) else y
