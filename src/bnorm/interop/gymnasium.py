@@ -38,10 +38,6 @@ class _Switch:
             cls = cls._vector if isinstance(env, VectorEnv) else cls._single
         return super().__new__(cls)
 
-    def __init__(self, env: Any, *args: Any, **options: Any) -> None:
-        """Only shows the signature: each class has an `__init__` of its own."""
-        raise NotImplementedError
-
     @property
     def update_running_mean(self) -> bool:
         """Whether steps and resets update the statistics; set it to False for evaluation.
@@ -78,7 +74,7 @@ class NormalizeObservation(_Switch):
     def obs_rms(self, value: RunningNorm) -> None:
         self._norm = _checked(self, value, self._norm.shape)
 
-    def _start(self, env: Any, shape: Any, epsilon: float) -> None:
+    def _start(self, shape: Any, epsilon: float) -> None:
         _positive(epsilon)
         RecordConstructorArgs.__init__(self, epsilon=epsilon)
         if shape is None:
@@ -98,7 +94,7 @@ class SingleNormalizeObservation(NormalizeObservation, ObservationWrapper, Recor
     """NormalizeObservation of an environment."""
 
     def __init__(self, env: Any, epsilon: float = 1e-8) -> None:
-        self._start(env, env.observation_space.shape, epsilon)
+        self._start(env.observation_space.shape, epsilon)
         ObservationWrapper.__init__(self, env)
         self.observation_space = _unbounded(env.observation_space.shape)
 
@@ -111,7 +107,7 @@ class VectorNormalizeObservation(NormalizeObservation, VectorWrapper, RecordCons
     """NormalizeObservation of a vector of environments."""
 
     def __init__(self, env: Any, epsilon: float = 1e-8) -> None:
-        self._start(env, env.single_observation_space.shape, epsilon)
+        self._start(env.single_observation_space.shape, epsilon)
         VectorWrapper.__init__(self, env)
         self.single_observation_space = _unbounded(env.single_observation_space.shape)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
