@@ -48,6 +48,12 @@ class Fitting:
             raise ValueError(f"{self._WHO}: save: {error}") from None
         container.write(f"{self._WHO}: save", path, *content)
 
+    @property
+    def newest_time_(self) -> Any:
+        """The time of the newest row, a time stamp (in UTC) or seconds. None unless rows have times."""
+        learned = getattr(self, self._LEARNED)
+        return None if learned.zero is None else stamps(learned.newest, learned.zero.kind)[()]
+
     def _known_names(self) -> list[Any] | None:
         """Return the names of the columns of the first table, or None."""
         names = self.__dict__.get("feature_names_in_")
@@ -169,12 +175,6 @@ class Attributes(Fitting):
         if isinstance(record, TimedMoment) and state.zero is not None:
             record = record._replace(times=stamps(record.times, state.zero.kind))
         return record
-
-    @property
-    def newest_time_(self) -> Any:
-        """The time of the newest row, a time stamp (in UTC) or seconds. None unless rows have times."""
-        state = self._state
-        return None if state.zero is None else stamps(state.newest, state.zero.kind)[()]
 
     def _read_only(self, a: ndarray) -> ndarray:
         return _locked(a) if LIKE not in self.__dict__ else follow(self, a.copy())

@@ -1,14 +1,11 @@
 """The fitted attributes of a transformer of groups: views of its state."""
 
-from typing import Any
-
 import numpy as np
 from numpy import ndarray
 
 from bnorm.moments import Moments
 from bnorm.transformer.attributes import Fitting
 from bnorm.transformer.groups import Groups
-from bnorm.transformer.times import stamps
 
 
 class Attributes(Fitting):
@@ -44,12 +41,6 @@ class Attributes(Fitting):
     def whole_(self) -> Moments:
         """Count, mean and m2 of all rows."""
         return self._groups.moments()
-
-    @property
-    def newest_time_(self) -> Any:
-        """The time of the newest row, a time stamp (in UTC) or seconds. None unless rows have times."""
-        zero = self._groups.zero
-        return None if zero is None else stamps(self._groups.newest, zero.kind)[()]
 
     @property
     def key_places_(self) -> list[int]:
