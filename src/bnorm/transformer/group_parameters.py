@@ -10,9 +10,8 @@ from bnorm.transformer.parameters import refuse_bools
 from bnorm.transformer.times import differing
 
 
-def check(estimator: Any) -> None:
-    """Raise an error, scikit-learn's or one of this function, if a parameter is invalid."""
-    t = estimator
+def check(t: Any) -> None:
+    """Raise an error, scikit-learn's or one of this function, if a parameter of a transformer is invalid."""
     t._validate_params()
     refuse_bools(CLASS, t)
     durations.check(CLASS, "halflife", t.halflife)
@@ -22,9 +21,9 @@ def check(estimator: Any) -> None:
         )
 
 
-def check_same_stream(estimator: Any) -> None:
+def check_same_stream(t: Any) -> None:
     """Raise ValueError if a parameter has changed that must stay the same during a stream."""
-    t, began = estimator, estimator._groups.way
+    began = t._groups.way
     if (t.momentum, compared(t.halflife)) != (began[0], compared(began[1])):
         raise ValueError(
             f"{CLASS}: expected momentum={began[0]}, halflife={began[1]}, as this stream began, got "

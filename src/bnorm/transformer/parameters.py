@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from bnorm.kernels.rule import AVERAGE, FADE
@@ -22,14 +22,12 @@ VALID: set[Any] = set()  # combinations found valid: scikit-learn's check takes 
 MOST_VALID = 1000
 
 
-def _given(t: Any) -> tuple[Any, ...]:
-    """All parameters."""
-    return t.momentum, t.halflife, t.eps, t.ddof, t.affine, t.copy, t.history, t.exact, t.window
+_given = attrgetter(*IN_STATE, "copy")  # all parameters of a transformer
 
 
-def check(estimator: Any) -> None:
-    """Raise an error, scikit-learn's or one of this function, if a parameter is invalid."""
-    t, given = estimator, _given(estimator)
+def check(t: Any) -> None:
+    """Raise an error, scikit-learn's or one of this function, if a parameter of a transformer is invalid."""
+    given = _given(t)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
     with suppress(TypeError):  # an unhashable value is refused below
         if key in VALID:
