@@ -160,8 +160,8 @@ class ArrowSource(ColumnarSource):
     def _slices(self, names: Sequence[str]) -> Iterator[Any]:
         """Yield slices of the batches, and release the pages of the file that they used, or all would be in memory."""
         with self._open() as (reader, pages):
-            count = getattr(reader, "num_record_batches", 0)
-            for i, batch in enumerate((reader.get_batch(i) for i in range(count)) if count else _each(reader)):
+            count = getattr(reader, "num_record_batches", None)  # of a file
+            for i, batch in enumerate(reader if count is None else map(reader.get_batch, range(count))):
                 batch = batch.select(list(names))
                 batch.validate()
                 rows = max(1, min(MOST_ROWS, BATCH * batch.num_rows // max(BATCH, batch.nbytes)))
@@ -175,12 +175,6 @@ class ArrowSource(ColumnarSource):
                         self.fraction = (i + start / batch.num_rows) / count
                     elif pages is not None:
                         self.fraction = self._mapped.tell() / len(pages)
-
-
-def _each(reader: Any) -> Iterator[Any]:
-    """Yield the batches of a stream; none for a file, which has no batches."""
-    if not hasattr(reader, "num_record_batches"):
-        yield from reader
 
 
 def even(batches: Iterable[Any], row: int, rows: int, most: int | None) -> Iterator[Any]:

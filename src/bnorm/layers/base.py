@@ -353,10 +353,6 @@ class Layer:
         for name, p in self.named_parameters():
             p._data, p._grad = arrays[name], arrays[f"{name}.grad"]
 
-    def _option(self, name: str, default: Any) -> Any:
-        """Return the current value of an argument of the constructor."""
-        return self._bias if name == "bias" else getattr(self, name, default)
-
     def __getstate__(self) -> tuple[Any, dict[str, Any]]:
         both: Any = super().__getstate__()
         own, slots = both  # the __dict__ of a subclass, and all slots
@@ -381,7 +377,7 @@ class Layer:
         for name, argument in inspect.signature(type(self)).parameters.items():
             if argument.default is argument.empty or name in SYNONYMS:
                 continue
-            value = self._option(name, argument.default)
+            value = self._bias if name == "bias" else getattr(self, name, argument.default)
             if value != argument.default:
                 shown.append(f"{name}={value.name if isinstance(value, np.dtype) else value!r}")
         return f"{', '.join(shown + self._switches())})"

@@ -1,5 +1,6 @@
 """A bounded record of a stream: mean and variance of each feature at moments spread evenly over it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +57,8 @@ class History:
 
     def until(self, now: AnyMoment) -> AnyMoment:
         """All recorded moments and `now`, as NumPy arrays."""
-        moments = [_host(moment) for moment in (*self.moments, now)]
-        if len(moments) > 1 and all(map(_same, moments[-1], moments[-2])):
+        moments = [m._replace(mean=moved(m.mean, ndarray), var=moved(m.var, ndarray)) for m in (*self.moments, now)]
+        if len(moments) > 1 and all(map(partial(np.array_equal, equal_nan=True), moments[-1], moments[-2])):
             moments.pop()
         return type(now)(*map(np.stack, zip(*moments, strict=True)))
 
@@ -66,11 +67,3 @@ def moment(statistics: Statistics, newest: int | None) -> AnyMoment:
     """A copy of the present statistics."""
     found = statistics.rows, statistics.mean.copy(), statistics.var.copy()
     return Moment(*found) if newest is None else TimedMoment(*found, newest)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return np.array_equal(a, b, equal_nan=True)
-
-
-def _host(given: AnyMoment) -> AnyMoment:
-    return given._replace(mean=moved(given.mean, ndarray), var=moved(given.var, ndarray))

@@ -201,7 +201,9 @@ def _array(who: str, values: ndarray) -> Column:
         return Column(TEXT, codes.astype(np.int32), found.astype(object))
     if kind != "O":
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got dtype {values.dtype}")
-    return _objects(who, values)
+    if "pandas" in sys.modules and len(values) > 1000:
+        return _factorized(who, values)
+    return _coded(*_objects_apart(who, values))
 
 
 def _texts(values: ndarray) -> Column:
@@ -237,14 +239,8 @@ def _floats(values: ndarray) -> Column:
     return _coded(Column(NUMBER if len(known) else None, np.arange(len(found)), some), codes, np.isnan(numbers))
 
 
-def _objects(who: str, values: ndarray) -> Column:
-    """Python objects, all of one kind; None and NaN are missing."""
-    if "pandas" in sys.modules and len(values) > 1000:
-        return _factorized(who, values)
-    return _coded(*_objects_apart(who, values))
-
-
 def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
+    """Return a column of the different ones among Python objects of one kind, and codes; None and NaN are missing."""
     places: dict[Any, int] = {}
     kinds: dict[str, Any] = {}
     codes = np.empty(len(values), np.int32)
