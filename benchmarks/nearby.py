@@ -1,8 +1,9 @@
 """Does it pay to look whether arrays are in the caches? `python -m benchmarks.nearby`: calls with looks, over without.
 
-Arrays of one size are used in three ways: "same" reads and writes the same ones in every call, "pairs" has four sets
-of them in turn, and in "chain" a call reads what the call before wrote, as in a net. A number is the mean time of a
-call with looks over one without, both measured in turns, after many calls in which a thread learns what pays.
+A look decides whether results stay in the caches, and whether images are fetched ahead. Arrays of one size are used in
+three ways: "same" reads and writes the same ones in every call, "pairs" has four sets of them in turn, and in "chain" a
+call reads what the call before wrote, as in a net. A number is the mean time of a call with looks over one without,
+both measured in turns, after many calls in which a thread learns what pays.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from .text import aligned
 
 MIB = 1 << 20
 WIDTH = 512
+IMAGES = -1, 64, 64, 64
 SETS = 4
 WARM, TURNS = 0.3, 5  # part of a turn that is not timed, and turns of each setting
 LEARNING = 700  # calls, after which a thread waits longest between its tries if these fail
@@ -41,10 +43,13 @@ def steps(n_bytes: int) -> dict[str, Step]:
     # Of mean 0 and deviation 1: otherwise a chain of gradients would grow, or shrink to denormal numbers.
     even = np.tile(np.float32([1, -1]), (n_bytes // 4 // WIDTH, WIDTH // 2))
     saved = [F.instance_norm(even[np.newaxis].copy(), eps=0.0)[1] for _ in range(SETS)]
+    saved_images = [F.batch_norm(even.reshape(IMAGES).copy(), eps=0.0)[1] for _ in range(SETS)]
     return {
         "batch norm": lambda i, x, y: F.batch_norm(x, ones, ones, out=y),
         "batch norm, inference": lambda i, x, y: F.batch_norm(x, mean=zeros, var=ones, out=y),
         "layer norm": lambda i, x, y: F.layer_norm(x, ones, ones, normalized_shape=WIDTH, out=y),
+        "images, batch norm": lambda i, x, y: F.batch_norm(x.reshape(IMAGES), out=y.reshape(IMAGES)),
+        "images, backward": lambda i, dy, dx: F.backward(dy.reshape(IMAGES), saved_images[i], out=dx.reshape(IMAGES)),
         "instance norm, backward": lambda i, dy, dx: F.backward(dy[np.newaxis], saved[i], out=dx[np.newaxis]),
     }
 

@@ -12,7 +12,8 @@ from bnorm.kernels.cpu import entries
 from child import run
 
 ROWS, WIDTH = 2048, 160  # 1.25 MiB of float32
-FIRST, SIZES = 8, ("stream", "stream_one", "stream_two", "far", "far_two", "far_alone", "far_maps", "far_rows")
+FIRST, FETCHED = 8, ("far", "far_two", "far_alone", "far_maps", "far_rows")
+SIZES = ("stream", "stream_one", "stream_two", *FETCHED)
 TRIED, LEAST_WAIT, MOST_WAIT, ENOUGH, STAYED = 8, 16, 512, 13, 256  # as in nearby.h
 ABSENT = 16  # lines of x and dy that a look finds in memory
 
@@ -108,6 +109,41 @@ def test_the_same_bits(pretended, dtype):
     entries.use_habit(through=1, calls=TRIED, most=1 << 30, pretended=pretended)
     for one, other in zip(past, every_result(dtype), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def found_near(shape, gradient=False, **changed):
+    """Return what a look at the inputs of a call has found, or None if there was none."""
+    x = array().reshape(shape)
+    _, saved = F.batch_norm(x)
+    entries.use_habit(near=2, **changed)
+    F.backward(x, saved) if gradient else F.batch_norm(x)
+    near = entries.use_habit()["near"]
+    return None if near == 2 else bool(near)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
+def test_images_are_fetched_ahead_unless_they_are_near(gradient):
+    """Results do not show it, so what the look has found has to."""
+    images = -1, 8, 5, 16
+    assert found_near(images, gradient, pretended=0) is True
+    assert found_near(images, gradient, pretended=1) is True  # one line of many, by chance
+    assert found_near(images, gradient, pretended=2) is False
+    assert found_near(images, gradient, pretended=0, most=0) is None
+    entries.use_habit(most=1 << 20)
+    assert found_near((ROWS, WIDTH), gradient, pretended=0) is None
+    entries.use_sizes(**dict.fromkeys(FETCHED, 2 << 20))  # so none is fetched ahead anyway
+    assert found_near(images, gradient, pretended=0) is None
+
+
+def test_a_look_sees_whether_images_are_near():
+    """An interrupt or another process can disturb a look, so it is tried several times."""
+    images = -1, 8, 5, 16
+    if found_near(images, pretended=-1) is None:
+        pytest.skip("this processor always needs help with images")
+    for _ in range(20):
+        if all(found_near(images) for _ in range(8)):
+            return
+    raise AssertionError("not once near, though nothing else was read")
 
 
 ones = np.ones(WIDTH)

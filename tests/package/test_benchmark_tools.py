@@ -213,7 +213,7 @@ def test_a_busy_machine_is_measured():
 def test_calls_that_look_are_measured():
     habit = entries.use_habit()
     found = list(nearby.lines([1], 1e-4, 1))
-    assert len(found) == 4 and all(float(number) > 0 for line in found for number in line[2:])
+    assert len(found) == 6 and all(float(number) > 0 for line in found for number in line[2:])
     assert entries.use_habit()["most"] == habit["most"]
 
 

@@ -2,7 +2,7 @@
 #
 # Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
 # scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
-# (guards), FUSE, fits, is_brief, run, run_map, scattered, share_weights (plan), Target, assume, fields,
+# (guards), FUSE, fits, is_brief, near, run, run_map, scattered, share_weights (plan), Target, assume, fields,
 # move_by_stats, refuse, take (statistics), unit_of (weights).
 # Gives entries only.
 
@@ -223,7 +223,8 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     if weight is not None and not given:
         weigh(&job, weight)
     job.fused = not given and not raises and fits(&job, itemsize(&job))
-    job.far = job.far or (job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x)))
+    job.far = (job.far or job.fused and scattered(&job, 2 * cnp.PyArray_NBYTES(x))) \
+        and (given or not near(&job, cnp.PyArray_NBYTES(x)))
     if job.weight != NULL:      # if fused, half as many channels, as the weights need space in the cache too
         share_weights(&job, FUSE // 2 // max(<Py_ssize_t>1, job.outer * job.inner * itemsize(&job)) if job.fused else C)
     cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
@@ -290,7 +291,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         with nogil:
             loops.fold_forward(&job, 0, C)
             job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
-            job.far = job.far or (job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x)))
+            job.far = (job.far or job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x))) \
+                and not near(&job, cnp.PyArray_NBYTES(x))
             if job.fused:
                 run(both_passes, &job, False)
             else:

@@ -102,9 +102,10 @@ cdef extern from "nearby.h" nogil:
         BN_THROUGH
         BN_FOUND
     ctypedef struct bn_habit:
-        int through, calls, excess, wait, most, pretended
+        int through, calls, excess, wait, most, pretended, near
     bn_habit bn_habits
     int bn_caches(const void*, const void*, size_t, const void*, size_t)
+    bint bn_are_near(const void*, const void*, size_t)
 
 cnp.import_array()
 

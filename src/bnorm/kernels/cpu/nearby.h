@@ -4,7 +4,8 @@
  * and results would stay there until they are read, both cost time. No table knows where that is so: third-level caches
  * are shared with other processes, and whether an array stays depends on what a program does between two calls. So a
  * thread writes results through the caches now and then, and goes on with that as long as its arrays are found there.
- * Otherwise it goes back, and waits twice as long before it tries again. No bit of a result depends on it. */
+ * Otherwise it goes back, and waits twice as long before it tries again. Inputs of images are fetched ahead unless a
+ * look finds them in the caches. No bit of a result depends on it. */
 #ifndef BNORM_NEARBY_H
 #define BNORM_NEARBY_H
 
@@ -18,6 +19,8 @@ enum {
     BN_THROUGH,         /* results go through the caches */
     BN_FOUND,           /* the same, and the arrays of this call are in the caches: nothing need be fetched ahead */
     BN_PROBES = 8,      /* lines of an array that a look loads */
+    BN_RELEARN = 1024,  /* looks after which the time of a line from memory is measured again */
+    BN_STRAY = 1,       /* so many lines from memory may be by chance */
     BN_MANY = 4,        /* so many lines from memory are not by chance; more count as so many */
     BN_SPARED = 2,      /* as how many lines a call counts that spares the caches, as y alone is in memory */
     BN_TRIED = 8,       /* calls of a try before one looks: first each array of a loop must get into the caches */
@@ -34,9 +37,10 @@ typedef struct {
     int wait;           /* calls between this try and the next */
     int most;           /* bytes: larger outputs always go past the caches */
     int pretended;      /* for tests: how many lines of x a look finds in memory; -1: as many as there are */
+    int near;           /* what bn_are_near has last returned */
 } bn_habit;
 
-static BN_OF_THREAD bn_habit bn_habits = {0, BN_LEAST_WAIT / 2, 0, BN_LEAST_WAIT, 20 << 20, -1};
+static BN_OF_THREAD bn_habit bn_habits = {0, BN_LEAST_WAIT / 2, 0, BN_LEAST_WAIT, 20 << 20, -1, 0};
 
 #if (defined(__GNUC__) && defined(__x86_64__)) || defined(_M_X64)
 #ifdef _MSC_VER
@@ -154,11 +158,32 @@ static inline int bn_caches(const void *x, const void *dy, size_t x_size, const 
     }
     return spares ? BN_PAST : lines == 0 ? BN_FOUND : BN_THROUGH;
 }
+
+/* Whether x and dy (of the same size, at least 64 KB, or NULL) are in the caches, so that to fetch them ahead only costs
+ * time. */
+static inline int bn_are_near(const void *x, const void *dy, size_t size)
+{
+    bn_habit *habit = &bn_habits;
+    int far = habit->pretended;
+    if (far < 0) {
+        if (bn_slow == 0 || bn_look % BN_RELEARN < 2)
+            bn_far_lines(x, size, 1);
+        far = bn_far_lines(x, size, 0) + (dy == NULL ? 0 : bn_far_lines(dy, size, 0));
+    }
+    habit->near = far <= BN_STRAY;
+    return habit->near;
+}
 #else
 static inline int bn_caches(const void *x, const void *dy, size_t x_size, const void *y, size_t y_size)
 {
     (void)x, (void)dy, (void)x_size, (void)y, (void)y_size;
     return BN_PAST;
+}
+
+static inline int bn_are_near(const void *x, const void *dy, size_t size)
+{
+    (void)x, (void)dy, (void)size;
+    return 0;
 }
 #endif
 

@@ -3,7 +3,7 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, kept, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map,
+# Gives FUSE, ROW, bypasses, fits, is_brief, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map,
 # scattered, share_weights, sizes, unaided.
 
 cdef enum:
@@ -23,7 +23,8 @@ cdef enum:
     SUMMED = 1 << 17        # bytes of a row of sums that stays in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
-    LOOKED = 1 << 20        # least bytes of an output for which a call looks into the caches
+    LOOKED = 1 << 20        # least bytes of an output, or of images, for which a call looks into the caches
+    SPREAD = 1 << 26        # larger inputs of images are fetched ahead wherever they are
     UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
 
@@ -52,7 +53,8 @@ cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=1
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
                              far_rows=4 << 20, beside=never, paired=never)
-cdef Sizes sizes = far_level if bn_far_third_level() else near_level
+cdef bint far_third_level = bn_far_third_level()
+cdef Sizes sizes = far_level if far_third_level else near_level
 
 
 def use_sizes(**changed):
@@ -83,6 +85,13 @@ cdef inline int kept(bint stream, const void* x, const void* dy, Py_ssize_t x_by
     if stream and LOOKED <= y_bytes <= bn_habits.most:
         return bn_caches(x, dy, x_bytes, y, y_bytes)
     return BN_PAST if stream else BN_THROUGH
+
+
+cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
+    """Whether images, x and dy of n_bytes each, are found in the caches, and the processor reads them without help from
+    there. AMD's does not."""
+    return job.inner > 1 and bn_habits.most > 0 and LOOKED <= n_bytes <= SPREAD \
+        and (far_third_level or bn_habits.pretended >= 0) and bn_are_near(job.x, job.dy, n_bytes)
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
