@@ -235,6 +235,17 @@ def test_columns_of_a_frame_that_are_no_numbers_are_named():
         GroupedTransformer("city").fit(frame)
 
 
+def test_masked_weights_are_refused():
+    """What they mean is open: scikit-learn would use the values under the mask."""
+    from bnorm import GroupedTransformer
+
+    x = table(4)
+    for t in (BatchNormTransformer(), GroupedTransformer(0)):
+        with pytest.raises(TypeError, match="sample_weight: expected an array without a mask, got"):
+            t.fit(x, sample_weight=np.ma.masked_array(np.ones(4), [0, 1, 0, 0]))
+        assert not hasattr(t, "n_features_in_")
+
+
 def test_times_are_no_features():
     """scikit-learn takes a table that has only times as integers, and NaT as the least of them."""
     pd = pytest.importorskip("pandas", reason="columns of data frames have names")
@@ -243,6 +254,7 @@ def test_times_are_no_features():
     t = BatchNormTransformer().fit(np.ones((2, 2)))
     for table, words in [
         (times, r"BatchNormTransformer: X: expected numbers, got datetime64\[ns\]"),
+        (np.ma.masked_array(times, [[0, 1], [0, 0]]), r"X: expected numbers, got datetime64\[ns\]"),
         (times - times[0, 0], r"X: expected numbers, got timedelta64\[ns\]"),
         (frame, r"BatchNormTransformer: X: column 'born': expected numbers, got datetime64\[ns\]"),
         (

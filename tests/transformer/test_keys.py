@@ -235,3 +235,13 @@ def test_an_index_grows_and_is_stored():
         restored(["number"], {"key_0": np.array([1, 1])}, 2)
     with pytest.raises(ValueError, match="keys of column 0 that end at"):  # before the last letter
         restored(["string"], {"key_0": np.frombuffer(b"abc", np.uint8), "key_0_ends": np.array([1, 2])}, 2)
+
+
+@pytest.mark.parametrize("values", [["b", "a", "c", "b"], [2, 1, 3, 2], [2.0, 1, 3, 2], NUMPY_DAYS[[0, 2, 2, 0]]])
+def test_masked_keys_are_missing(values):
+    plain = np.asarray(values)
+    kind, _, keys = codes_and_keys(plain)
+    masked = np.ma.masked_array(plain, [False, False, True, False])
+    assert codes_and_keys(masked) == (kind, [0, 1, -1, 0], keys[:2])
+    assert codes_and_keys(np.ma.masked_array(plain)) == codes_and_keys(plain)
+    assert codes_and_keys(np.ma.masked_array(plain, True)) == (None, [-1] * 4, [])

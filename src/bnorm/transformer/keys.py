@@ -107,6 +107,10 @@ def _column(who: str, values: Any) -> Column:
         return _arrow(who, values)
     if package == "pandas":
         return _pandas(who, values)
+    if isinstance(values, np.ma.MaskedArray):
+        found = _array(who, values.data)
+        codes = np.where(np.ma.getmaskarray(values), np.int32(-1), found.codes)
+        return Column(found.kind if (codes >= 0).any() else None, codes, found.values)
     return _array(who, values if isinstance(values, ndarray) else np.array(values, object))
 
 

@@ -95,10 +95,10 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
             "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
         )
     kernels_for(X, WHO, "X", kind, "the layer_")
+    _refuse_times(validate, X)
     if isinstance(X, np.ma.MaskedArray):  # masked values are missing values
         X = np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
     if kind is ndarray or kind_of(X) is None:
-        _refuse_times(validate, X)
         X = native(X)  # scikit-learn would convert float16 and float32 of the other byte order to float64
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
         try:

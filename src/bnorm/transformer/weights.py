@@ -16,6 +16,8 @@ def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool) -> Any:
     from bnorm.transformer.sklearn_private import check_sample_weight
 
     kernels_for(sample_weight, WHO, "sample_weight", kind)
+    if isinstance(sample_weight, np.ma.MaskedArray):  # scikit-learn would ignore the mask
+        raise TypeError(f"{WHO}: sample_weight: expected an array without a mask, got numpy.ma.MaskedArray")
     if kind is ndarray and _plainly_good(sample_weight, len(x)):
         return view.dense(sample_weight, np.float64)
     if not some or (kind is not ndarray and kind_of(sample_weight) is not None):
