@@ -297,7 +297,7 @@ def test_bench(command):
 def test_demo(apart, tmp_path):
     """The main job, with a small table: means and deviations before and after, the comparison, where everything is."""
     before = os.times()
-    done = apart("demo", "--folder", "made", "--megabytes", "24", "--quiet")
+    done = apart("demo", "--folder", "made", "--megabytes", "12", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     after = os.times()  # of the processor: other programs may have it meanwhile
     assert after.children_user + after.children_system - before.children_user - before.children_system < 60

@@ -179,7 +179,8 @@ def test_no_backward_keeps_nothing(make):
         y = layer(plain)
     assert layer._saved is None
     del x, plain
-    gc.collect()
+    if watched() is not None:  # in a cycle; looking for one takes seconds
+        gc.collect()
     assert watched() is None
     with pytest.raises(RuntimeError, match=r"no_backward\(\) keeps none"):
         layer.backward(y)

@@ -4,6 +4,7 @@ How it goes on shows what no attribute does: the rows of a window, exact sums, c
 """
 
 import copy
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -31,8 +32,9 @@ CALLS = {
 }
 
 
+@cache
 def frame(n, seed):
-    """Rows of the seed's own groups and of others."""
+    """Rows of the seed's own groups and of others; made once, as nobody writes to them."""
     rng = np.random.default_rng(seed)
     x = pd.DataFrame(rng.normal(3.0, 2.0, (n, 2)), columns=["a", "b"])
     return x.assign(key=rng.choice([1.0, 2.0, 3.0, 10.0 + seed], n))
