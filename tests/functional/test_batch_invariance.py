@@ -11,6 +11,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels.cpu import entries
+from drawing import together
 from placing import moved
 
 ROWS = 53  # several of everything that is worked on together, and some left over
@@ -99,7 +100,7 @@ def caches(request):
     bnorm.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@together(dtype=["float16", "float32", "float64"])
 @pytest.mark.parametrize(("norm", "shape"), CASES, ids=[f"{norm.__name__}-{shape}" for norm, shape in CASES])
 def test_any_part_of_a_batch(norm, shape, dtype, caches):
     rng = np.random.default_rng(len(shape) * 1000 + shape[-1])

@@ -12,6 +12,7 @@ import bnorm.moments
 import cases
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, assert_same, normalized_error, rounding
+from drawing import together
 from kinds import (
     BATCH,
     KINDS,
@@ -36,7 +37,7 @@ def test_values(kind, memory, given, activation):
     assert_close(y, kind.expected(x, **parameters, activation=activation), 1e-13, kind=kind, memory=memory.__name__)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together(dtype=DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_batch_norm_over_every_case(case, dtype):
     x = case.array(dtype)
@@ -62,8 +63,8 @@ def test_batch_norm_over_every_case(case, dtype):
         assert y.strides == dx.strides == x.strides
 
 
+@together(memory=cases.DENSE)
 @every_kind
-@pytest.mark.parametrize("memory", cases.DENSE, ids=lambda memory: memory.__name__)
 def test_results_have_the_memory_order_of_x(kind, memory):
     x, dy, _, _ = kind.example()
     x, dy = memory(x), memory(dy)
@@ -164,8 +165,8 @@ def test_float32_far_from_zero(kind):
 # Types ---------------------------------------------------------------------------------------------------------------
 
 
+@together(dtype=["bool", "int8", "uint16", "int64", ">i4", ">f2", ">f4", ">f8", *DTYPES])
 @every_kind
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", ">i4", ">f2", ">f4", ">f8", *DTYPES])
 def test_result_types(kind, dtype):
     x = (kind.example()[0] * 3).astype(dtype)
     before = x.copy()
@@ -311,7 +312,7 @@ def test_an_infinity_leaves_zeros_beside_it_in_rms_norm(dtype, n):
 # moments -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together(dtype=DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_moments_over_every_case(case, dtype):
     x = case.array(dtype)

@@ -8,6 +8,7 @@ import pytest
 import bnorm
 from bnorm import functional as F
 from compare import assert_close, assert_same
+from drawing import together
 
 SHAPES = {
     (3001, 40): "rows with one weight each",
@@ -42,9 +43,9 @@ def oracle(x, mask, axis=1):
     return np.full(x.shape[1], w.sum()), mean, (w * (x - mean) ** 2).sum(0)
 
 
+@together(dtype=["f4", "f8", "f2", "u1"])
 @every_shape
 @every_kind
-@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "u1"])
 def test_moments_are_those_of_the_same_numbers(shape, kind, dtype):
     x, mask = example(shape, kind, "f4" if dtype == "u1" else dtype)
     x = np.nan_to_num(x).astype(dtype) if dtype == "u1" else x

@@ -11,6 +11,7 @@ import bnorm.functional as F
 from bnorm import Moments
 from bnorm.kernels import view
 from cases import cast
+from drawing import together
 
 rng = np.random.default_rng(0)
 CUBE = rng.standard_normal((5, 4, 3, 6)) * 2 + np.arange(6) * 100
@@ -119,9 +120,7 @@ def test_exact_moments_of_axes_are_those_of_the_same_values_in_any_order():
     assert (a + a) - a == a and (a + a).shape == (4, 6)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float32", "float16", "uint8", "int8", "uint16", "int16", "bool", "int64"]
-)
+@together(dtype=["float64", "float32", "float16", "uint8", "int8", "uint16", "int16", "bool", "int64"])
 @pytest.mark.parametrize(
     "shape", [(3000, 3), (70, 4, 300), (40, 700), (1, 1, 5000), (20, 3, 2, 2), (0, 3), (3, 5, 0), (4, 0)]
 )

@@ -9,6 +9,7 @@ import bnorm.functional as F
 from bnorm.kernels import reference
 from bnorm.kernels.activation import IDENTITY, leaky
 from bnorm.kernels.cpu import entries
+from drawing import together
 
 DTYPES = ["float16", "float32", "float64", ml_dtypes.bfloat16]
 SHAPES = {  # and why
@@ -45,7 +46,7 @@ def caches(request):
     entries.use_sizes(**before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@together(dtype=DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_as_an_addition_and_a_norm(shape, dtype, caches):
     x, r, dy, dh, gamma, beta = arrays(shape, dtype)

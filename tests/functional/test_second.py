@@ -9,6 +9,7 @@ from bnorm import functional as F
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
 from bnorm.kernels.cpu import second
+from drawing import together
 
 ACTIVATIONS = (None, "relu", "leaky_relu", "silu", "gelu")
 
@@ -47,9 +48,7 @@ def check_close(results, expected, dtype, terms):
         assert np.abs(got - wanted).max(initial=0) <= bound
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@together(dtype=["float32", "float64"], frozen=[False, True], weighted=[False, True])
 @pytest.mark.parametrize("shape", CHANNELS, ids=CHANNELS.get)
 def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
     rng = np.random.default_rng(1)
@@ -64,9 +63,7 @@ def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
         check_close(second.channels(*given), second_reference.channels(*given), dtype, max(x.size, 1))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", [0, 1])
-@pytest.mark.parametrize("affine", [False, True])
+@together(dtype=["float32", "float64"], rule=[0, 1], affine=[False, True])
 @pytest.mark.parametrize("shape", ROWS, ids=ROWS.get)
 def test_rows_agree_with_the_twin(shape, affine, rule, dtype):
     rng = np.random.default_rng(2)

@@ -7,6 +7,7 @@ import bnorm
 import bnorm.functional as F
 import cases
 from compare import assert_close, assert_same
+from drawing import together
 
 LENGTHS = np.array([12, 7, 1, 9, 0])
 MASK = np.arange(12) < LENGTHS[:, None]
@@ -27,10 +28,8 @@ def padded(dtype="f8", padding=np.nan):
     return x, dy, rng.uniform(0.5, 2, 6), rng.normal(size=6)
 
 
+@together(dtype=["f2", "f4", "f8"], activation=[None, "relu", "silu"], padding=[np.nan, np.inf, 0])
 @every_norm
-@pytest.mark.parametrize("activation", [None, "relu", "silu"])
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-@pytest.mark.parametrize("padding", [np.nan, np.inf, 0])
 def test_padding_is_as_if_it_were_not_there(norm, activation, dtype, padding):
     x, dy, gamma, beta = padded(dtype, padding)
     y, saved = norm(x, gamma, beta, weight=MASK, activation=activation)

@@ -6,6 +6,7 @@ import pytest
 from bnorm.kernels import gpu, reference
 from bnorm.running import Statistics
 from compare import EPS, assert_close, assert_same
+from drawing import together
 from emulated.device import emulated_device, needs_emulator  # noqa: F401
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
@@ -49,8 +50,7 @@ def agree(got, want, dtype):
         assert_close(a, b, bound, what=name)
 
 
-@pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@together(dtype=["float32", "float64"], ddof=[0, 1])
 @every_rule
 @every_mode
 def test_moves_are_those_of_the_reference(options, nonfinite, dtype, ddof):

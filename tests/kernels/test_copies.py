@@ -9,6 +9,7 @@ import pytest
 
 import bnorm
 from bnorm.kernels.cpu.entries import contiguous, copy_into
+from drawing import together
 
 DTYPES = ["uint8", "float16", "float32", "float64"]  # one of each size
 SHAPES = [(33, 47), (64, 16), (3, 200), (200, 3), (5, 17, 31), (2, 3, 16, 18), (130,), (), (0, 4), (7, 0, 2)]
@@ -55,7 +56,7 @@ def backwards(n):
     return slice(2 * n, 0, -2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together(dtype=DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_strides(shape, dtype, threads):
     for a in views(numbered(shape, dtype)):

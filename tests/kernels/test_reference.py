@@ -2,7 +2,6 @@
 
 import inspect
 from fractions import Fraction
-from itertools import product
 
 import numpy as np
 import pytest
@@ -10,14 +9,11 @@ import pytest
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, reference
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from compare import assert_close, assert_gradient, assert_same
+from drawing import together
+from kernel_checks import on_off
 from rules import forward, rule
 
-every_activation = pytest.mark.parametrize("act", [IDENTITY, RELU, leaky(0.2), SILU, GELU])
-
-
-def on_off(*names):
-    """Every combination of some switches."""
-    return pytest.mark.parametrize(names, list(product((False, True), repeat=len(names))))
+every_activation = together(act=[IDENTITY, RELU, leaky(0.2), SILU, GELU])
 
 
 def example(shape, seed=0):
@@ -176,8 +172,8 @@ def test_gradients_of_inference(affine, act):
 ROWS = {"layer": (5, 1, 7, 1), "group": (3, 2, 3, 4), "instance": (3, 5, 1, 6)}
 
 
+@together(rule=[VARIANCE, MEAN_SQUARE])
 @every_activation
-@pytest.mark.parametrize("rule", [VARIANCE, MEAN_SQUARE])
 @on_off("affine")
 @pytest.mark.parametrize("shape", list(ROWS.values()), ids=list(ROWS))
 def test_gradients_of_rows(shape, affine, rule, act):

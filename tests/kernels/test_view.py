@@ -11,6 +11,7 @@ from bnorm.kernels import view
 from bnorm.kernels.cpu.entries import again, in_float64
 from cases import CASES, DENSE, DTYPES
 from compare import assert_close, assert_same
+from drawing import together
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -28,7 +29,7 @@ def other_axes(x, axis):
     return tuple(i for i in range(x.ndim) if i != axis % x.ndim)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together(dtype=DTYPES)
 @every_case
 def test_channels(case, dtype):
     x = case.array(dtype)
@@ -228,12 +229,11 @@ def test_rows_of_empty_arrays(shape):
     assert view.restore(block, layout).shape == shape
 
 
-@pytest.mark.parametrize("num_groups", [1, 2, 6])
+@together(num_groups=[1, 2, 6], memory=[cases.c_order, cases.fortran, cases.channels_last, cases.backwards])
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [((4, 6), 1), ((4, 6, 5), 1), ((4, 5, 6), -1), ((6, 4, 5), 0), ((4, 6, 3, 5), 1), ((4, 3, 5, 6), 3)],
 )
-@pytest.mark.parametrize("memory", [cases.c_order, cases.fortran, cases.channels_last, cases.backwards])
 def test_groups(shape, axis, memory, num_groups):
     x = memory(numbered(*shape))
     block, layout = view.groups(x, num_groups, axis)

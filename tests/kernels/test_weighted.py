@@ -6,6 +6,7 @@ import pytest
 import bnorm
 from bnorm.kernels import cpu, reference
 from compare import assert_close, assert_same
+from drawing import together
 
 needs_long_double = pytest.mark.skipif(
     np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps, reason="long double is no wider than float64 here"
@@ -148,7 +149,7 @@ def threads(request):
     bnorm.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "?", "u1"])
+@together(dtype=["f8", "?", "u1"])
 @pytest.mark.parametrize("n", [0, 1, 511, 2048, 2049, 70001, 2100001])
 def test_weights_that_are_kept(n, dtype, threads):
     """The last are so many that their copy goes past the caches."""

@@ -7,6 +7,7 @@ import pytest
 
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import IDENTITY
+from drawing import together
 
 SHAPE = (40, 6)
 rng = np.random.default_rng(0)
@@ -57,9 +58,8 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("kind", UNFIT)
+@together(kind=UNFIT, dtype=["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_out(name, kind, dtype):
     x = X.astype(dtype)
     out = UNFIT[kind](np.zeros(SHAPE, dtype))

@@ -5,6 +5,7 @@ import pytest
 
 import bnorm
 from compare import EPS, assert_close, assert_gradient, assert_same
+from drawing import together
 from layer_oracle import held
 
 C = 4
@@ -58,10 +59,8 @@ every_padded = pytest.mark.parametrize(
 )
 
 
+@together(dtype=["float32", "float64"], kind=[bool, float, "int8"], padding=[0, 1e6, np.nan, np.inf])
 @every_padded
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("padding", [0, 1e6, np.nan, np.inf])
-@pytest.mark.parametrize("kind", [bool, float, "int8"])
 def test_a_mask_is_as_if_the_padding_were_not_there(layer, shape, axis, dtype, padding, kind):
     p = Padded(layer, shape, axis, dtype, padding)
     unit = 32 * EPS[np.dtype(dtype)]

@@ -8,6 +8,7 @@ import pytest
 
 import bnorm
 from compare import assert_same
+from drawing import together
 
 C = 4
 LAYERS = {
@@ -53,8 +54,8 @@ def test_a_subclass_gives_its_call_two_names(name, given, mixed):
 # Attributes ----------------------------------------------------------------------------------------------------------
 
 
+@together(typo=["traning", "requires_grad", "gama", "Weight", "running_men", "momemtum", "_saved_"])
 @every_layer
-@pytest.mark.parametrize("typo", ["traning", "requires_grad", "gama", "Weight", "running_men", "momemtum", "_saved_"])
 def test_an_attribute_that_is_none(name, typo):
     layer = make(name)
     with pytest.raises(AttributeError, match=f"'{name}' object has no attribute '{typo}'"):

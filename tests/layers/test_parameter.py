@@ -10,6 +10,7 @@ import pytest
 import bnorm
 from bnorm import Parameter
 from compare import assert_same
+from drawing import together
 
 
 def parameter(dtype="float64"):
@@ -129,9 +130,8 @@ OTHERS = {
 }
 
 
+@together(dtype=["float32", "float64"], other=OTHERS.values())
 @pytest.mark.parametrize("name", BINARY)
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_operators_of_two_are_those_of_the_array(name, other, dtype):
     apply, p = getattr(operator, name), parameter(dtype)
     p.data[...] = abs(p.data)  # for the powers

@@ -8,6 +8,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from compare import EPS, assert_close, assert_gradient, assert_same
+from drawing import together
 from kinds import along, plain_group_norm, plain_layer_norm
 
 rng = np.random.default_rng(0)
@@ -83,9 +84,8 @@ def parameters_of(row, layer):
     return given, given
 
 
+@together(dtype=["float32", "float64"], activation=[None, "relu", "leaky_relu"])
 @every_row
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu"])
 def test_forward_and_backward(row, dtype, activation):
     layer = row.layer(eps=1e-3, activation=activation)
     given, complete = parameters_of(row, layer)

@@ -10,7 +10,7 @@ import bnorm
 import cases
 from bnorm.kernels import cpu
 from compare import assert_close, assert_gradient, assert_same
-from drawing import every_pair
+from drawing import every_pair, together
 from layer_oracle import CHANNELS, LAYOUTS, PlainBatchNorm, check_running, check_step
 
 EXAMPLES = json.loads((Path(__file__).parent / "data" / "worked_examples.json").read_text(encoding="utf-8"))
@@ -50,10 +50,9 @@ def test_a_hundred_steps(layout, dtype, momentum, ddof):
     assert bn.num_batches_tracked == 100
 
 
+@together(per_sample=[False, True], momentum=[0.3, None])
 @every_layout
 @every_dtype
-@pytest.mark.parametrize("per_sample", [False, True])
-@pytest.mark.parametrize("momentum", [0.3, None])
 def test_steps_with_weights(layout, dtype, per_sample, momentum):
     rng = np.random.default_rng([3, *map(ord, str(layout))])
     options = {"axis": layout.axis, "momentum": momentum, "ddof": 1}

@@ -12,10 +12,9 @@ from importlib import import_module, metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
 import bnorm
 import child
+from drawing import together
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "bnorm"
@@ -167,11 +166,11 @@ def test_private_names_of_scikit_learn_are_in_one_file():
     assert found == ["sklearn_private.py"]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(SRC)))
+@together(path=[str(path.relative_to(SRC)) for path in SOURCES])
 def test_sources(path):
-    text = path.read_text(encoding="utf-8")
+    text = (SRC / path).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 400, "two rooms in one"
-    if path.suffix in {".py", *CYTHON}:
+    if Path(path).suffix in {".py", *CYTHON}:
         assert not re.search(r"^\s*assert\b", text, re.MULTILINE), "an assert is no error message: it vanishes under -O"
 
 

@@ -9,6 +9,7 @@ from scipy import sparse
 from sklearn.exceptions import NotFittedError
 
 from bnorm.sklearn import StandardScaler
+from drawing import together
 from scaler_tables import both, container, values
 
 VERSION = tuple(map(int, sklearn.__version__.split(".")[:2]))
@@ -48,7 +49,7 @@ def test_a_refused_sparse_table_is_not_overwritten():
         np.testing.assert_array_equal(x.data, before)
 
 
-@pytest.mark.parametrize("method", ["fit", "partial_fit", "transform", "inverse_transform"])
+@together(method=["fit", "partial_fit", "transform", "inverse_transform"])
 @pytest.mark.parametrize("name", wrong_inputs())
 def test_errors_are_scikit_learns(name, method):
     x = wrong_inputs()[name]

@@ -18,7 +18,7 @@ from bnorm.kernels.gpu import launching, plans
 from bnorm.kernels.gpu.calls import begun
 from bnorm.kernels.gpu.jobs import JOB
 from cases import CASES, DTYPES, Case, c_order
-from drawing import pairwise, text
+from drawing import by_first, in_turn, pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import BLOCKS, exact
 
@@ -131,23 +131,26 @@ def backend(request, monkeypatch):
     return Device("device", gpu)
 
 
-def param(name, *values, id, marks=()):
-    return pytest.param(name, *values, id=f"{name}-{id}", marks=(*MARKS[name], *marks))
+def param(name, runs, id, marks=()):
+    return pytest.param(name, runs, id=f"{name}-{id}" if id else name, marks=(*MARKS[name], *marks))
 
 
 def parametrized(names, runs, **slow):
-    """Parameters from runs by backend. Without a device, only the first of its runs is shown, as skipped. `slow` has
-    all runs of a backend, by its name: those that are not in `runs` are slow tests."""
-    chosen = [(name, run) for name, all_ in runs.items() for run in all_]
-    if gpu.available() is not None:
-        first = runs["device"][0]
-        chosen = [(name, run) for name, run in chosen if name != "device" or run is first]
-    shown = [param(name, *run, id="-".join(map(text, run))) for name, run in chosen]
+    """Tests of runs by backend: those that begin with the same value are one test, but on a device each is. Without a
+    device, only the first of its runs is shown, as skipped. `slow` has all runs of a backend, by its name: those that
+    are not in `runs` are slow tests."""
+    shown = []
+    for name, some in runs.items():
+        if name == "device":
+            here = some if gpu.available() is None else some[:1]
+            shown += [param(name, [run], "-".join(map(text, run))) for run in here]
+        else:
+            shown += [param(name, of, first) for first, of in by_first(some).items()]
     for name, every in slow.items() if drawing.ALL else ():
         there = set(runs[name])
-        rest = [run for run in every if run not in there]
-        shown += [param(name, *run, id="-".join(map(text, run)), marks=(pytest.mark.slow,)) for run in rest]
-    return pytest.mark.parametrize(["backend", *names], shown, indirect=["backend"])
+        rest = by_first(run for run in every if run not in there)
+        shown += [param(name, of, f"{first}-rest", (pytest.mark.slow,)) for first, of in rest.items()]
+    return lambda test: pytest.mark.parametrize(["backend", "runs"], shown, indirect=["backend"])(in_turn(test, names))
 
 
 def on_backends(cuda=CUDA_RUNS, **settings):

@@ -1,7 +1,13 @@
-"""Few runs of many settings, in which every two values of different settings meet: faults that need both show."""
+"""Few runs of many settings, in which every two values of different settings meet: faults that need both show.
 
+What pytest does about a test takes it longer than most runs take, so one test makes all runs of a row, or of its first
+value; an error says in which run it was.
+"""
+
+import functools
+import inspect
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -38,14 +44,48 @@ def pairwise(rows: Sequence[tuple], *settings: Sequence, once: bool = False) -> 
     return runs
 
 
-def every_pair(names: str | Sequence[str], rows: Iterable, **settings: Iterable) -> pytest.MarkDecorator:
-    """Parameters: rows of these names, with settings drawn by `pairwise`. All other combinations are slow tests."""
+def in_turn(test: Callable, names: Iterable[str], *runs: Sequence) -> Callable:
+    """Return a test that calls this one for each run, which has values of these parameters. It takes the runs itself,
+    as its parameter `runs`, if none are given here."""
+    names = list(names)
+
+    @functools.wraps(test)
+    def each(**given: Any) -> None:
+        for run in given.pop("runs", runs):
+            values = dict(zip(names, run, strict=True))
+            try:
+                test(**given, **values)
+            except BaseException as error:
+                error.add_note("in the run of " + ", ".join(f"{name}={text(value)}" for name, value in values.items()))
+                raise
+
+    takes = [name for name in inspect.signature(test).parameters if name not in names] + ["runs"] * (not runs)
+    each.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in takes])
+    return each
+
+
+def together(**settings: Iterable) -> Callable[[Callable], Callable]:
+    """Let a test run with all combinations of these settings, one after another."""
+    return lambda test: in_turn(test, settings, *product(*settings.values()))
+
+
+def by_first(runs: Iterable[tuple]) -> dict[str, list[tuple]]:
+    """Return the runs by the text of their first value."""
+    found: dict[str, list[tuple]] = {}
+    for run in runs:
+        found.setdefault(text(run[0]) if run else "", []).append(run)
+    return found
+
+
+def every_pair(names: str | Sequence[str], rows: Iterable, **settings: Iterable) -> Callable[[Callable], Callable]:
+    """A test for each value of the first of these names: rows, with settings drawn by `pairwise`. All other
+    combinations are slow tests."""
     names = [names] if isinstance(names, str) else list(names)
     rows = [row if len(names) > 1 else (row,) for row in rows]
     values = list(map(list, settings.values()))
     drawn = set(pairwise(rows, *values))
     runs = [run for row in rows for more in product(*values) if (run := (*row, *more)) in drawn or ALL]
-    marks = [() if run in drawn else pytest.mark.slow for run in runs]
-    ids = ["-".join(map(text, run)) for run in runs]
-    params = [pytest.param(*run, id=id_, marks=mark) for run, id_, mark in zip(runs, ids, marks, strict=True)]
-    return pytest.mark.parametrize([*names, *settings], params)
+    few, rest = (by_first(run for run in runs if (run in drawn) == chosen) for chosen in (True, False))
+    params = [pytest.param(of, id=name) for name, of in few.items()]
+    params += [pytest.param(of, id=f"{name}-rest", marks=pytest.mark.slow) for name, of in rest.items()]
+    return lambda test: pytest.mark.parametrize("runs", params)(in_turn(test, [*names, *settings]))

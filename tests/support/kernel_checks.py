@@ -5,7 +5,6 @@ Nothing but the rounding of these terms is allowed.
 """
 
 from functools import cache
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -15,18 +14,17 @@ from bnorm.kernels import VARIANCE, reference, view
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, normalized_error, rounding, sum_error
+from drawing import together
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_dtype = together(dtype=DTYPES)
 
 
-every_activation = pytest.mark.parametrize(
-    "act", [IDENTITY, RELU, leaky(0.2), GELU], ids=["plain", "relu", "leaky", "gelu"]
-)
+every_activation = together(act=[IDENTITY, RELU, leaky(0.2), GELU])
 
 
 def on_off(*names):
     """Every combination of some switches."""
-    return pytest.mark.parametrize(names, list(product((False, True), repeat=len(names))))
+    return together(**dict.fromkeys(names, (False, True)))
 
 
 def exact(a):

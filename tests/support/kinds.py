@@ -10,7 +10,7 @@ import pytest
 
 import bnorm.functional as F
 import cases
-from drawing import every_pair
+from drawing import every_pair, together
 
 EVERY_MEMORY = (cases.c_order, cases.fortran, cases.channels_last, cases.inside_out, cases.strided, cases.backwards)
 
@@ -135,7 +135,7 @@ KINDS = BATCH + ROWS
 WEIGHTED = BATCH + ROWS[4:]
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
-every_memory = pytest.mark.parametrize("memory", EVERY_MEMORY, ids=lambda memory: memory.__name__)
+every_memory = together(memory=EVERY_MEMORY)
 ACTIVATIONS = (None, "relu", "leaky_relu")
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
 GIVEN = ((), ("gamma",), ("beta",), ("gamma", "beta"))
