@@ -82,18 +82,21 @@ def test_bytes_that_are_no_text(fails, tmp_path):
     assert fails(data) == f"{data}: {where}: expected text in UTF-8; {others}"
 
 
+@pytest.mark.parametrize(("option", "mean"), [("--decimal", 2.0), ("--thousands", 2000.0)])
 @pytest.mark.parametrize("asked", [[], ["--delimiter", ","]])
-@pytest.mark.parametrize("text", ["a,b\n1,5\n3,5\n", '"a","b"\n1,5\n3,5\n', "a;b\n1,5;2,5\n", "1,5\n3,5\n"])
-def test_a_decimal_point_that_is_the_delimiter(fails, command, tmp_path, asked, text):
+@pytest.mark.parametrize(
+    "text", ["a,b\n1,500\n2,500\n", '"a","b"\n1,500\n2,500\n', "a;b\n1,500;2,500\n", "1,500\n2,500\n"]
+)
+def test_a_mark_in_numbers_that_is_the_delimiter(fails, command, tmp_path, option, mean, asked, text):
     """Only numbers in quotes can be told from two values."""
     data, header = tmp_path / "x.csv", ["--no-header"] * text.startswith("1")
     data.write_text(text)
-    assert fails(data, asked=["--decimal", ",", *asked, *header]) == (
-        f"{data}: --decimal: expected another character than --delimiter, as no values are in quotes, got ',' for both"
+    assert fails(data, asked=[option, ",", *asked, *header]) == (
+        f"{data}: {option}: expected another character than --delimiter, as no values are in quotes, got ',' for both"
     )
-    data.write_text('a,b\n"1,5",2\n"2,5",3\n')
-    command("fit", data, "--decimal", ",", *asked, "-o", tmp_path / "s.npz")
-    assert command("show", tmp_path / "s.npz", "--json").json["features"][0]["mean"] == 2.0
+    data.write_text('a,b\n"1,500",2\n"2,500",3\n')
+    command("fit", data, option, ",", *asked, "-o", tmp_path / "s.npz")
+    assert command("show", tmp_path / "s.npz", "--json").json["features"][0]["mean"] == mean
 
 
 def test_a_header_that_stands_there_again(fails, tmp_path):

@@ -86,8 +86,9 @@ class CsvSource(Source):
             text = text[: stop + 1]
         if not text.strip():
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
-        if self._dialect.decimal == self._delimiter:
-            self._refuse_points_between_values(text.partition(b"\n")[2] if self._dialect.header else text)
+        for option, mark in (("--decimal", self._dialect.decimal), ("--thousands", self._dialect.thousands)):
+            if mark == self._delimiter:
+                self._refuse_between_values(option, text.partition(b"\n")[2] if self._dialect.header else text)
         found = self._look(text)
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
@@ -98,11 +99,11 @@ class CsvSource(Source):
         self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
         return names, [column.combine_chunks() for column in found.columns]
 
-    def _refuse_points_between_values(self, rows: bytes) -> None:
-        """Raise DataError if the decimal point, which is also the delimiter, is not told apart by quotes."""
+    def _refuse_between_values(self, option: str, rows: bytes) -> None:
+        """Raise DataError if a mark in numbers, which is also the delimiter, is not told apart by quotes."""
         if self._delimiter.encode() in rows and b'"' not in rows:
             raise DataError(
-                f"{self._input.name}: --decimal: expected another character than --delimiter, as no values are in "
+                f"{self._input.name}: {option}: expected another character than --delimiter, as no values are in "
                 f"quotes, got {self._delimiter!r} for both"
             )
 
