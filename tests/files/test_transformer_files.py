@@ -111,6 +111,14 @@ def test_states_merge(tmp_path):
     assert first.n_samples_seen_.tolist() == whole.n_samples_seen_.tolist()
 
 
+def test_without_scikit_learn_a_file_is_not_called_damaged(tmp_path):
+    import child
+
+    BatchNormTransformer().fit(X).save(tmp_path / "t.npz")
+    done = child.run("-c", f"import sys, bnorm; sys.modules['sklearn'] = None; bnorm.load({str(tmp_path / 't.npz')!r})")
+    assert "ModuleNotFoundError" in done.stderr and "damaged" not in done.stderr
+
+
 def test_before_fit(tmp_path):
     from sklearn.exceptions import NotFittedError
 

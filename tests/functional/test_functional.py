@@ -243,7 +243,7 @@ def test_copies_of_what_a_forward_saves(kind, again):
 # Few values ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 5), (4, 3, 0), (2, 0, 5)])
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 1), (0, 3, 5), (4, 3, 0), (2, 0, 5)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_empty_batches(shape, dtype):
     x = np.zeros(shape, dtype)

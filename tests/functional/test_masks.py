@@ -162,6 +162,8 @@ def test_weights_whose_sum_cannot_be_divided_by_are_refused():
     for weight in (1e308, 1e-300):
         with pytest.raises(ValueError, match="expected a sum that float64 can divide by"):
             F.moments(x, weight=np.full(4, weight))
+    with pytest.raises(ValueError, match="weight: expected a sum that float64 can divide by, or 0, got inf"):
+        F.moments(np.ones((4, 2, 9)), axis=(1,), weight=np.full((4, 1), 1e307))  # each counts nine times
     assert_same(F.moments(x, weight=np.zeros(4)).count, [0.0, 0.0])
     x[:, 0] = np.nan
     assert_same(F.moments(x, weight=np.ones(4), skipna=True).count, [0.0, 4.0])
