@@ -58,20 +58,17 @@ def last_end(data: bytes, delimiter: str) -> int:
 
 
 def _regular(data: bytes, quotes: Any, delimiter: str) -> bool:
-    """Whether the first, third, ... quote opens a value, or is the second of two that stand for one; and the second,
-    fourth, ... closes a value, or is the first of two.
+    """Whether the first, third, ... quote opens a value, or is the second of two that stand for one.
 
-    Then a line break is in a value if the number of quotes before it is odd. Quotes in values that are not quoted, as
-    in 5" pipe, make it false.
+    Then a line break is in a value if the number of quotes before it is odd, whatever follows a quote that closes a
+    value. Quotes in values that are not quoted, as in 5" pipe, make it false.
     """
-    around = np.frombuffer(b"\n" + data + b"\n", np.uint8)
+    around = np.frombuffer(b"\n" + data, np.uint8)
     ends = np.zeros(256, bool)
     ends[list(delimiter.encode() + NEWLINES)] = True
-    twice = np.diff(quotes) == 1
-    opens, closes = ends[around[quotes[::2]]], ends[around[quotes[1::2] + 2]]
-    opens[1:] |= twice[1::2]
-    closes[: len(twice[1::2])] |= twice[1::2]
-    return bool(opens.all() and closes.all())
+    opens = ends[around[quotes[::2]]]
+    opens[1:] |= np.diff(quotes)[1::2] == 1
+    return bool(opens.all())
 
 
 def _by_letters(data: bytes, delimiter: str) -> int:
