@@ -102,7 +102,7 @@ def double_backward(
     if x is None:
         raise RuntimeError(f"{WHO}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
     if type(x) is not ndarray:
-        raise TypeError(f"{WHO}: saved: expected the forward of a NumPy array, got one of {type(x).__module__}")
+        raise TypeError(f"{WHO}: saved: expected the forward of a NumPy array, got one of {checks.type_name(x)}")
     k = _vector("ddgamma", ddgamma, has_gamma, shape)
     q = _vector("ddbeta", ddbeta, has_beta, shape)
     wide: Any = cpu.widened(x)  # these kernels read float32 and float64
