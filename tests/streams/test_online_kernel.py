@@ -120,4 +120,6 @@ def test_device(cupy, way):
     np.testing.assert_allclose(there.denormalize(there.normalize(there_x)).get()[0, 1], x[0, 1], rtol=1e-6)
     with pytest.raises(TypeError, match=r"expected a CuPy array, as the RunningNorm is on the GPU"):
         there(x)
+    with pytest.raises(ValueError, match="expected device 'cuda' on both sides, got 'cpu'"):
+        there + here
     np.testing.assert_allclose(there.to("cpu").eval()(x), here.eval()(x), atol=2e-6)

@@ -104,6 +104,21 @@ def test_what_was_not_there_cannot_be_taken_out(rng):
         other - base
 
 
+def test_nothing_new_is_as_new(rng):
+    rn = RunningNorm(2)
+    rn(rng.normal(1e3, 1, size=(50, 2)))
+    assert state(rn - rn.copy()) == state(RunningNorm(2))
+
+
+def test_a_base_of_more_batches_but_fewer_values(rng):
+    base, other = RunningNorm(2), RunningNorm(2)
+    for _ in range(3):
+        base(rng.normal(size=2))
+    other(rng.normal(size=(9, 2)))
+    with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
+        other - base
+
+
 def test_a_base_that_has_skipped_what_the_other_has_not():
     base, other = RunningNorm(2), RunningNorm(2)
     base(np.array([[1.0, np.nan], [2.0, 3.0]]))
@@ -160,6 +175,42 @@ def test_partial_state_begins_anew(rng):
     rn.load_state_dict({"mean": np.ones(3), "var": np.full(3, 4.0), "count": np.full(3, 2.0)}, strict=False)
     assert rn.normalize(np.full(3, 3.0)).round(6).tolist() == [1, 1, 1]
     assert rn.skipped.tolist() == [0, 0, 0]
+    rn.load_state_dict({"mean": np.ones(3), "count": np.full(3, 2.0)}, strict=False)
+    assert rn.var.tolist() == [1, 1, 1]
+
+
+def test_a_state_of_nothing_changes_nothing(rng):
+    rn = RunningNorm(3)
+    rn(rng.normal(size=(5, 3)))
+    before = state(rn)
+    rn.load_state_dict({}, strict=False)
+    assert state(rn) == before
+
+
+def test_a_last_value_from_before_the_stream_began(rng, tmp_path):
+    """As a merge leaves it: the other stream, which ends at the same time, is longer."""
+    short, long = RunningNorm(2, halflife=3.0), RunningNorm(2, halflife=3.0)
+    short(np.array([[np.nan, 1.0], [np.nan, 2.0]]))
+    long(np.array([5.0, 1.0]))
+    long(np.array([[np.nan, 2.0]] * 9))
+    both = short + long
+    assert both.state_dict()["last"][0] < 0
+    both.save(tmp_path / "a.npz")
+    assert state(bnorm.load(tmp_path / "a.npz")) == state(both)
+
+
+def test_a_pickle_in_memory_that_may_not_be_written_to(rng):
+    rn, buffers = RunningNorm(2), []
+    data = pickle.dumps(rn, protocol=5, buffer_callback=buffers.append)
+    loaded = pickle.loads(data, buffers=[bytes(buffer) for buffer in buffers])
+    loaded(np.array([np.nan, 1.0]))
+    assert loaded.skipped.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_names_of_a_state(way):
+    more = ["weight", "last"] if way else []
+    assert list(RunningNorm(3, **way).state_dict()) == ["mean", "var", "count", "low", *more, "skipped", "counters"]
 
 
 def test_reset(rng):

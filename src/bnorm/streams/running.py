@@ -125,7 +125,8 @@ class RunningNorm(Followed):
     def denormalize(self, z: Any) -> Any:
         """The reverse of `normalize`, except for what `clip` has cut off; in the dtype of z."""
         a = self._taken(z, "z")
-        wide = a.astype(np.float64) * self._spread().reshape(self._shape)
+        wide = a.astype(np.float64)
+        wide *= self._spread().reshape(self._shape)  # in place, as a product of arrays without axes is a number
         wide += self._statistics.mean.reshape(self._shape)
         return _like(z, wide.astype(a.dtype if a.dtype.kind == "f" or a.dtype.kind == "V" else np.float64))
 
