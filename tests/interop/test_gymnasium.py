@@ -10,7 +10,7 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is what is wrapped")
 
 from gymnasium import spaces  # noqa: E402  after the skip
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper  # noqa: E402
 
 from bnorm import RunningNorm  # noqa: E402
 from bnorm.interop.gymnasium import NormalizeObservation, NormalizeReward  # noqa: E402
@@ -39,6 +39,18 @@ class Script(gymnasium.Env):
             done and self.ends == "truncated",
             {},
         )
+
+
+class Final(VectorWrapper):
+    """Has last observations in infos in each step, and keeps its infos."""
+
+    def step(self, actions):
+        *rest, self.infos = self.env.step(actions)
+        self.infos = {
+            "final_obs": np.full(self.num_envs, None),
+            "_final_obs": np.zeros(self.num_envs, bool),
+        } | self.infos
+        return *rest, self.infos
 
 
 OBS = np.random.default_rng(0).normal(50, 3, size=(6, 2)).astype("f4")
@@ -144,8 +156,29 @@ def test_many_autoreset_modes():
             obs, _ = env.reset(options={"reset_mask": np.array([True, False, False])})
             assert env.obs_rms.count.tolist() == [19, 19]  # only one is new
             np.testing.assert_allclose(obs[1], env.obs_rms.normalize(OBS[5]), atol=1e-6)
+            env.update_running_mean = False
+            env.reset(options={"reset_mask": np.array([False, True, False])})
+            assert env.obs_rms.count.tolist() == [19, 19]
         else:
             assert env.obs_rms.count.tolist() == [18, 18]
+
+
+def test_last_observations_in_infos():
+    """They may be there in each step, and those of the vector inside do not change."""
+    envs = Final(SyncVectorEnv([lambda: Script(OBS, REWARDS)] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    env = NormalizeObservation(envs)
+    env.reset()
+    for _ in range(5):
+        *_, infos = env.step(np.zeros(2, int))
+    np.testing.assert_array_equal(envs.infos["final_obs"][1], OBS[5])
+    assert np.abs(infos["final_obs"][1]).max() < 3
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_epsilon_is_that_of_the_statistics(vector):
+    env = SyncVectorEnv([lambda: Script(OBS, REWARDS)] * 2) if vector else Script(OBS, REWARDS)
+    assert NormalizeObservation(env, epsilon=0.5).obs_rms.eps == 0.5
+    assert NormalizeReward(env, gamma=1, epsilon=0.5).return_rms.eps == 0.5
 
 
 def returns_of(rewards, gamma, episodes):
@@ -170,9 +203,42 @@ def test_rewards(ends):
         assert reward == pytest.approx(REWARDS[t % 5] / std, rel=1e-12)
 
 
+def test_rewards_without_an_update():
+    env = NormalizeReward(Script(OBS, REWARDS))
+    env.reset()
+    env.step(0)
+    env.update_running_mean = False
+    env.step(0)
+    assert env.return_rms.count == 1
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+def test_a_return_ends_where_the_environment_resets_itself(ends):
+    env = NormalizeReward(gymnasium.wrappers.Autoreset(Script(OBS, REWARDS, ends)))
+    env.reset()
+    for _ in REWARDS:
+        env.step(0)
+    assert env.discounted_reward == 0
+
+
+def test_returns_of_environments_that_are_not_reset_go_on():
+    envs = [lambda n=n: Script(OBS, REWARDS[:n]) for n in (2, 5)]
+    env = NormalizeReward(SyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED), gamma=0.9)
+    env.reset()
+    for _ in range(2):
+        env.step(np.zeros(2, int))
+    env.reset(options={"reset_mask": np.array([True, False])})
+    for _ in range(2):
+        env.step(np.zeros(2, int))
+    returns = np.concatenate([returns_of(REWARDS[:2], 0.9, 2), returns_of(REWARDS[:4], 0.9, 1)])
+    assert env.return_rms.count == 8
+    assert env.return_rms.mean == pytest.approx(returns.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_rewards_of_a_vector(mode):
-    env = NormalizeReward(SyncVectorEnv([lambda: Script(OBS, REWARDS)] * 2, autoreset_mode=mode), gamma=0.9)
+def test_rewards_of_a_vector(mode, ends):
+    env = NormalizeReward(SyncVectorEnv([lambda: Script(OBS, REWARDS, ends)] * 2, autoreset_mode=mode), gamma=0.9)
     env.reset()
     for _ in range(11 if mode == AutoresetMode.NEXT_STEP else 10):  # a step that only resets does not count
         env.step(np.zeros(2, int))
@@ -203,6 +269,11 @@ def test_a_broken_reward_does_not_poison():
             TypeError,
             r"expected a RunningNorm of shape \(2,",
         ),
+        (
+            lambda env: setattr(NormalizeReward(env), "return_rms", RunningNorm(2)),
+            TypeError,
+            r"expected a RunningNorm of shape \(\), got RunningNorm\(2\)",
+        ),
     ],
 )
 def test_errors(call, error, message):
@@ -218,9 +289,9 @@ def test_observations_without_a_shape():
 
 
 def test_spec_makes_the_wrappers_again():
-    env = NormalizeReward(NormalizeObservation(gymnasium.make("CartPole-v1"), epsilon=1e-6), gamma=0.5)
+    env = NormalizeReward(NormalizeObservation(gymnasium.make("CartPole-v1"), epsilon=1e-6), gamma=0.5, epsilon=1e-4)
     again = gymnasium.make(env.spec)
-    assert (again.gamma, again.env.epsilon) == (0.5, 1e-6)
+    assert (again.gamma, again.epsilon, again.env.epsilon) == (0.5, 1e-4, 1e-6)
     assert isinstance(again, NormalizeReward)
     assert str(again).startswith("<NormalizeReward<NormalizeObservation<")
 
