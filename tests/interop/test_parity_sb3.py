@@ -184,9 +184,30 @@ def test_synchronized(make):
     np.testing.assert_array_equal(same_state[0]["var"], same_state[1]["var"])
 
 
+def test_rewards_that_are_not_normalized():
+    venv, rewards = warmed(pendulum, norm_reward=False), np.array([1.0, 20.0])
+    np.testing.assert_array_equal(venv.normalize_reward(rewards), rewards)
+    np.testing.assert_array_equal(venv.unnormalize_reward(rewards), rewards)
+
+
+def test_a_reset_begins_new_returns():
+    venv = warmed(Rewards, 2)
+    assert venv.returns[0] > 0
+    venv.reset()
+    assert venv.returns[0] == 0
+
+
+def test_settings_are_those_of_the_statistics():
+    venv = VecNormalize(vec_env.DummyVecEnv([pendulum]), clip_obs=3.0, epsilon=0.5)
+    assert (venv.obs_rms.eps, venv.obs_rms.clip, venv.ret_rms.eps, venv.ret_rms.clip) == (0.5, 3.0, 0.5, None)
+    venv.normalize_reward(np.ones(1))
+    assert venv.ret_rms.clip is None
+
+
 def test_settings_can_be_assigned():
     venv = warmed(pendulum)
     venv.clip_obs, venv.epsilon = 0.25, 1.0
+    np.testing.assert_allclose(venv.normalize_reward(np.ones(1)), (venv.ret_rms.var + 1) ** -0.5, rtol=1e-6)
     assert np.abs(venv.normalize_obs(venv.get_original_obs() + 100)).max() == 0.25
     assert isinstance(venv.obs_rms, RunningNorm)
     again = pickle.loads(pickle.dumps(venv))

@@ -77,7 +77,7 @@ def from_torch(module: Any) -> Layer:
                 f"net.get_submodule(name)) for name in {names}}}"
             )
     name = known(who, "module", module, kinds)
-    state = {key: value.detach().cpu() for key, value in module.state_dict().items()}
+    state = {key: value.cpu() for key, value in module.state_dict().items()}
     options: dict[str, Any] = {"eps": module.eps}
     if name in OVER_CHANNELS:
         arguments: tuple[Any, ...] = (module.num_features,)
