@@ -198,10 +198,17 @@ def test_one_value_is_judged_over_all_ranks():
     results = all_of(2, lambda r, comm: steps(layer(comm), [(x[r : r + 1], dy[r : r + 1])]))
     compare(results, steps(layer(None), [(x, dy)]))
 
+    images = batch((1, C, 3, 3))
+    results = all_of(2, lambda r, comm: steps(layer(comm, "BatchNorm2d"), [[a[: 1 - r] for a in images]]))
+    compare(results, steps(layer(None, "BatchNorm2d"), [images]))
+
     def single(rank, comm, **options):
         return layer(comm, **options)(x[:1] if rank else x[:0])
 
-    for error in in_threads(2, single):
+    def weighted(rank, comm):
+        return layer(comm)(x[rank : rank + 1], [1.0 - rank])
+
+    for error in [*in_threads(2, single), *in_threads(2, weighted)]:
         assert isinstance(error, bnorm.checks.SingleValueError)
         assert "of all ranks" in str(error)
     for y in all_of(2, lambda r, comm: single(r, comm, on_single="running")):

@@ -99,6 +99,13 @@ def test_inputs_stay_as_they_are():
     assert (b == 1).all()
 
 
+@pytest.mark.parametrize("kind", ["bool", "u1", "i4"])
+def test_weights_that_are_no_floats_become_floats(kind):
+    W, b = fold_linear(trained(3), np.ones((3, 2), kind))
+    assert W.dtype == b.dtype == np.float64
+    np.testing.assert_array_equal(W, fold_linear(trained(3), np.ones((3, 2)))[0])
+
+
 def test_errors_name_the_parameter():
     layer, untracked = trained(4), bnorm.BatchNorm1d(3, track_running_stats=False)
     for error, message, call, *given in (

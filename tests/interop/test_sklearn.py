@@ -26,6 +26,8 @@ def cases():
     yield "missing values", StandardScaler().fit(missing), missing
     yield "weights", StandardScaler().fit(x, sample_weight=rng.random(50)), x
     yield "float32", StandardScaler().fit(x.astype(np.float32)), x.astype(np.float32)
+    ones = np.where(np.arange(4) == 1, np.where(np.arange(50) % 2, 1.0, 3.0)[:, None], x)
+    yield "a deviation of 1", StandardScaler().fit(ones), ones
     yield "a feature never seen", StandardScaler().fit(np.where(np.arange(4) == 1, np.nan, x)), x
 
 
@@ -87,6 +89,12 @@ def test_names_come_along():
     transformer = from_standard_scaler(StandardScaler().fit(frame))
     assert list(transformer.feature_names_in_) == list("abcd")
     assert list(to_standard_scaler(transformer).feature_names_in_) == list("abcd")
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_copy_comes_along(copy):
+    transformer = from_standard_scaler(StandardScaler(copy=copy).fit(table()))
+    assert transformer.copy is to_standard_scaler(transformer).copy is copy
 
 
 def test_memory_is_not_shared():

@@ -59,6 +59,12 @@ def test_a_part_in_inference_does_not_look_for_what_is_not_finite():
         tree({"a": np.zeros(2), "b": np.array([np.nan, 0])})
 
 
+def test_a_list_stands_for_a_tuple():
+    tree = RunningNorm.tree((np.zeros(2), np.zeros(1)))
+    z = tree([np.ones(2), np.ones(1)])
+    assert isinstance(z, tuple) and tree[0].count.tolist() == [1, 1]
+
+
 def test_lists_of_different_lengths_pass():
     words = [[1.0], [2.0, 3.0]]
     tree = RunningNorm.tree({"a": np.zeros(2), "words": words})
@@ -71,8 +77,10 @@ def test_errors_change_no_part(rng):
     before, good = arrays(tree), example(rng)
     for bad in (
         {"position": good["position"]},
+        good | {"more": 1},
         good | {"hands": (np.zeros(3), good["hands"][1])},
         good | {"hands": good["hands"][:1]},
+        good | {"hands": (*good["hands"], 1)},
         good | {"hands": "ab"},
         good | {"hands": (np.zeros(2), {"grip": "x", "open": True})},
     ):
@@ -121,6 +129,7 @@ def test_workers_merge(rng):
         for _ in range(5):
             worker(example(rng))
     merged = base + sum(worker - base for worker in workers)
+    assert merged.training and not (base.copy().eval() + base).training
     assert merged["position"].count.tolist() == [20] * 3
     assert base["position"].count.tolist() == [10] * 3
 
