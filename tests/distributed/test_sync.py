@@ -240,13 +240,15 @@ def test_batches_that_were_not_counted():
     x, dy = batch((40, C))
     state = steps(layer(None), [(x, dy)])[2].state_dict()
 
-    def go_on(bn, share):
+    def go_on(bn, x, dy, w):
         bn.load_state_dict(dict(state))
-        return steps(bn, [share])
+        return steps(bn, [(x, dy)], [w])
 
-    shares = cut((x * 2, dy), [7])
-    results = all_of(2, lambda r, comm: go_on(layer(comm, momentum=None), shares[r]))
-    compare(results, go_on(layer(None, momentum=None), (x * 2, dy)))
+    for w in (np.ones(40), np.arange(40) % 3.0):
+        whole = x * 2, dy, w
+        shares = cut(whole, [7])
+        results = all_of(2, lambda r, comm, shares=shares: go_on(layer(comm, momentum=None), *shares[r]))
+        compare(results, go_on(layer(None, momentum=None), *whole))
 
 
 def test_a_channel_that_is_not_finite():

@@ -47,6 +47,7 @@ def test_round_trip_changes_no_bit(name):
     scaler, _ = CASES[name]
     transformer = from_standard_scaler(scaler)
     same(transformer, scaler)
+    assert transformer._state.statistics.rows == np.max(scaler.n_samples_seen_).astype(int)
     back = to_standard_scaler(transformer)
     same(back, scaler)
     assert back.get_params() == scaler.get_params()

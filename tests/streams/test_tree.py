@@ -94,6 +94,8 @@ def test_errors_change_no_part(rng):
     assert arrays(strict) == before
     with pytest.raises(ValueError, match=r"\+: expected parts .* on both sides"):
         tree + RunningNorm.tree((np.zeros(3),))
+    with pytest.raises(ValueError, match=r"-: expected parts a on both sides, got a, b"):
+        RunningNorm.tree({"a": np.zeros(3)}) - RunningNorm.tree({"a": np.zeros(3), "b": np.zeros(3)})
     with pytest.raises(ValueError, match=r"\+: expected parts \['0'\] on both sides, got \[0\]"):
         RunningNorm.tree({"0": np.zeros(3)}) + RunningNorm.tree((np.zeros(3),))
     with pytest.raises(TypeError, match="expected arrays of floats, or a space with a Box"):
