@@ -49,6 +49,16 @@ def test_values_and_gradients_are_those_of_functional():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("norm", ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"])
+def test_all_arguments_are_passed_on(norm):
+    x, *parameters = draw()
+    before, options = (3,) if norm == "group_norm" else (), {"eps": 0.5, "activation": "silu"}
+    if norm in ("layer_norm", "rms_norm"):
+        x, options["normalized_shape"] = x.swapaxes(1, 2), 3
+    given = x, *before, *parameters[: 1 if norm == "rms_norm" else 2]
+    np.testing.assert_array_equal(getattr(here, norm)(*given, **options), getattr(F, norm)(*given, **options)[0])
+
+
 def test_a_hessian_is_symmetric_and_right():
     x = draw()[0][:, :, 0]
 

@@ -30,6 +30,16 @@ def assert_same_statistics(bn, other, allowed=1e-12, **case):
 # Pooled --------------------------------------------------------------------------------------------------------------
 
 
+def test_micro_batches_of_a_narrow_layer_are_pooled_in_float64():
+    x = 1e6 + np.random.default_rng(0).standard_normal((300, C))
+    bn = bnorm.BatchNorm1d(C, momentum=1.0, dtype="float32")
+    with bn.pooled_stats():
+        for part in np.split(x, 100):
+            bn(part)
+    assert_same(bn.running_mean, x.mean(axis=0).astype(np.float32))
+    assert_close(bn.running_var, x.var(axis=0), 1e-6)
+
+
 @every_option
 def test_micro_batches_count_as_one_batch(options):
     bn, whole = bnorm.BatchNorm1d(C, **options), bnorm.BatchNorm1d(C, **options)

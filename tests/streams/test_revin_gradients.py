@@ -129,6 +129,16 @@ def test_padding_has_no_gradient():
     np.testing.assert_array_equal(dx[:, 9:], 0)
 
 
+def test_a_mask_may_be_used_again():
+    rev, x, found = RevIN(3), series(), []
+    for again in (False, True):
+        mask = np.arange(48).reshape(4, 12) % 3 > 0
+        _, pull = rev.vjp(x, weight=mask)
+        mask |= again
+        found.append(pull(np.cos(x)))
+    np.testing.assert_array_equal(*found)
+
+
 # A layer among others -------------------------------------------------------------------------------------------------
 
 

@@ -131,6 +131,8 @@ def test_workers_merge(rng):
         for _ in range(5):
             worker(example(rng))
     merged = base + sum(worker - base for worker in workers)
+    for one in (base, base["position"]):
+        assert sum([one]) is not one
     assert merged.training and not (base.copy().eval() + base).training
     assert merged["position"].count.tolist() == [20] * 3
     assert base["position"].count.tolist() == [10] * 3

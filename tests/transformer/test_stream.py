@@ -249,6 +249,13 @@ def test_rows_age_whatever_their_weight():
     np.testing.assert_allclose([t.mean_, t.var_], np.array([mean, var], float), rtol=1e-12)
 
 
+def test_a_batch_of_several_steps_counts_once():
+    """One row has all the weight, so that no sums of the others are left for an unbiased variance."""
+    t, x = BatchNormTransformer(halflife=3e-4, ddof=1), np.arange(10.0).reshape(5, 2)
+    t.partial_fit(x).partial_fit(x)
+    assert (t.n_batches_seen_, t.n_samples_seen_) == (2, 10)
+
+
 def test_fit_weighs_rows_alike_and_later_rows_age_them():
     x = table(50)
     t = BatchNormTransformer(halflife=8.0).fit(x[:30]).partial_fit(x[30:])
