@@ -243,8 +243,8 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
 
 
 cdef void run_map(Job* job) noexcept nogil:
-    """Run the map that follows a reduction. If the reduction gave each thread some columns, the map gets full rows."""
-    if job.across:
+    """Run the map that follows a reduction. If the columns were summed in groups, the map gets full rows."""
+    if job.inner == 1 and job.groups > 1:
         job.groups = 1
         job.group = job.channels
         job.piece = parts(job.rows, min(job.rows, evenly(job.outer * job.channels)))
