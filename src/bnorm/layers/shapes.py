@@ -31,4 +31,8 @@ def wrong_shape(who: str, shape: tuple[int, ...], channels: int, names: Mapping[
     if len(shape) not in names:
         ranks, axes = " or ".join(map(str, names)), " or ".join(f"({', '.join(n)})" for n in names.values())
         return ValueError(f"{who}: expected {ranks} dimensions {axes}, got shape {shape}")
-    return ValueError(f"{who}: expected {channels} channels, C of ({', '.join(names[len(shape)])}), got shape {shape}")
+    places = [i for i in range(1, len(shape)) if shape[i] == channels]
+    axis = -1 if places == [len(shape) - 1] else places[0] if places else 0
+    way = f"; axis={axis} takes the axis of {channels} for the channels" if len(places) == 1 else ""
+    axes = ", ".join(names[len(shape)])
+    return ValueError(f"{who}: expected {channels} channels, C of ({axes}), got shape {shape}{way}")
