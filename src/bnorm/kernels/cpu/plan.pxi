@@ -148,7 +148,9 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     job.rows = job.outer // job.widen
     job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, WIDE // inner))
     units = parts(C, job.tile)
-    if not reduces:
+    # A map whose columns need numbers that are made for a group of channels cuts these as a reduction does: the numbers
+    # then serve for many rows.
+    if not reduces and (job.runs or inner == 1 or units == 1):
         pieces = max(<Py_ssize_t>1, min(job.rows, tasks))
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:
