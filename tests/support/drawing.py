@@ -55,6 +55,8 @@ def in_turn(test: Callable, names: Iterable[str], *runs: Sequence) -> Callable:
             values = dict(zip(names, run, strict=True))
             try:
                 test(**given, **values)
+            except pytest.skip.Exception as reason:
+                raise AssertionError(f"a run would skip those after it: {reason}") from reason
             except BaseException as error:
                 error.add_note("in the run of " + ", ".join(f"{name}={text(value)}" for name, value in values.items()))
                 raise

@@ -149,9 +149,9 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     """Normalize every (n, g) of x[N, G, K, L] over its K * L values. Return y, and mean and rstd per row.
 
     copies: return copies of gamma and beta too, as a backward will need them: float32 if the rows are computed in
-    float32 and each of their values has its own. residual: normalize h = x + residual, and
-    return (y, h) instead of y. The rows of h are computed a few at a time and then normalized; where positions have
-    weights, [N, L], all of h is computed first.
+    float32 and each of their values has its own. residual: normalize h = x + residual, and return (y, h) instead of y.
+    The rows of h are computed a few at a time and then normalized; where positions have weights, [N, L], all of h is
+    computed first.
     """
     cdef RowJob job
     cdef cnp.ndarray y, mean_, rstd_, h = None, gamma_ = None, beta_ = None
