@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 import sys
 import zlib
 from collections.abc import Generator
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +21,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # What JAX compiles here runs once: its compiler need not optimize, which takes it a fifth of the time of these tests.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+# A shell lets what it starts in the background ignore interrupts, and children would too: tests interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
