@@ -22,6 +22,7 @@ from bnorm.kernels.cpu.jobs cimport (
     FIRST,
     FORWARD,
     LANES,
+    SCALAR_RUN,
     STRIPE,
     TILE,
     VECTOR,

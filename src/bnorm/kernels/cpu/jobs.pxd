@@ -22,6 +22,7 @@ Words that have one meaning in all files of the loops:
 cdef enum:
     TILE = 256      # a row of few channels is widened to at most this many columns; a run of more values may be long
     WIDE = 1024     # most columns of a tile: their sums fill half a first-level cache; a run of more values is long
+    SCALAR_RUN = 32  # from this length on a run is mapped with the numbers of its channel in registers
     LANES = 64      # partial sums along a long run: four of the widest float32 vectors, so that additions overlap
     BLOCK = 1024    # most rows of a block (in a run: times LANES values); more rows: more rounding, less merging
     FIRST = 32      # rows of the first block of a task: only a few, as finding its center takes an extra pass

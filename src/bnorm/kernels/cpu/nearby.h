@@ -105,6 +105,13 @@ static inline int bn_far_lines(const void *a, size_t size, int flush)
     return far;
 }
 
+/* The same for x and dy, of the same size; dy may be NULL. */
+static inline int bn_far_inputs(const void *x, const void *dy, size_t size)
+{
+    const int far = bn_far_lines(x, size, 0);
+    return dy == NULL ? far : far + bn_far_lines(dy, size, 0);
+}
+
 /* Whether an output has memory of its own. To read a new page before it is written would do harm: the system would
  * first map a page of zeros there, and replace it later, in smaller pieces. */
 static inline int bn_has_memory(const void *y, size_t size)
@@ -138,9 +145,7 @@ static inline int bn_caches(const void *x, const void *dy, size_t x_size, const 
         return BN_THROUGH;
     }
     if (far < 0) {
-        far = bn_far_lines(x, x_size, 0);
-        if (dy != NULL)
-            far += bn_far_lines(dy, x_size, 0);
+        far = bn_far_inputs(x, dy, x_size);
         if (bn_has_memory(y, y_size))
             far_y = bn_far_lines(y, y_size, 0);
     }
@@ -168,7 +173,7 @@ static inline int bn_are_near(const void *x, const void *dy, size_t size)
     if (far < 0) {
         if (bn_slow == 0 || bn_look % BN_RELEARN < 2)
             bn_far_lines(x, size, 1);
-        far = bn_far_lines(x, size, 0) + (dy == NULL ? 0 : bn_far_lines(dy, size, 0));
+        far = bn_far_inputs(x, dy, size);
     }
     habit->near = far <= BN_STRAY;
     return habit->near;

@@ -17,7 +17,6 @@ cdef enum:
     SHARERS = 4             # tasks of a thread when the channels of a task share weights
     LEFT = 8                # widening leaves at least this many rows: as many are summed side by side
     FULL = 64               # in a row of this many columns, the rest that does not fill a vector costs little
-    REGISTERS = 32          # a run of this length is mapped with the numbers of its channel in registers (SCALAR_RUN)
     MANY_TILES = 8          # this many tiles keep the threads busy without being cut into pieces
     SLICE = 128             # least columns of a thread, if threads sum different columns of the same rows
     FUSE = 1 << 20          # bytes of channels that stay in the second-level cache from one pass over them to the next
@@ -151,7 +150,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     units = parts(C, job.tile)
     # A map whose columns need numbers that are made for a group of channels cuts these as a reduction does: the numbers
     # then serve for many rows.
-    if not reduces and (inner == 1 or inner >= REGISTERS or units == 1):
+    if not reduces and (inner == 1 or inner >= SCALAR_RUN or units == 1):
         pieces = max(<Py_ssize_t>1, min(job.rows, tasks))
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:

@@ -2,11 +2,10 @@
 # the arithmetic. A large output is gathered in a small buffer, or sent as it is computed, past the caches to memory.
 #
 # Uses spread, weights_at, weights_of_row (channel_columns), done, taken (channel_narrow).
-# Gives Lines, Output, RARE, SCALAR_RUN, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
+# Gives Lines, Output, RARE, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
-    SCALAR_RUN = 32     # from this length on a run is mapped with the numbers of its channel in registers
-    RARE = 8            # of at most so many rows, and at most as many as it has values, a shorter run is mapped so too
+    RARE = 8            # shorter runs are mapped like those of SCALAR_RUN if there are at most so many rows
     LINE = 1024         # values of a line, half as many float64: with their numbers they fit the first-level cache
     TURN = 32           # from this many lines on it pays to begin them where cache lines begin
     EDGED = 64          # from this many values on it pays to send a row or run that is not whole lines

@@ -2,8 +2,8 @@
 # so the bits do not depend on which thread computed which piece.
 #
 # Uses Block, ROWS, block_rows, bounded, run_block, weigh_block, zero (channel_columns), block_sums (channel_grads),
-# Lines, Output, RARE, SCALAR_RUN, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts,
-# block_moments (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
+# Lines, Output, RARE, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts, block_moments
+# (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
@@ -146,7 +146,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Py_ssize_t begin = (t % job.groups) * job.group, end = min(begin + job.group, job.channels)
     cdef Output out
     cdef Lines lines
-    cdef bint rare, runs
+    cdef bint straight, rare, runs
     if job.inner == 0 or begin == end:
         return
     out.y = <char*>job.y
@@ -155,10 +155,11 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     out.narrow = job.narrow if job.narrow < BN_BOOL else BN_REAL
     # For a map by columns, their numbers are written out first, which takes as long as some rows. What is sent as it is
     # computed has to fill a line of the cache.
-    rare = 1 < job.inner and last - first <= min(job.inner, <Py_ssize_t>RARE) and plain(job, &out) \
-        and not by_lines(job) and (not job.stream or job.inner >= BN_LINE // <Py_ssize_t>sizeof(real))
+    straight = plain(job, &out)
+    rare = straight and not by_lines(job) and 1 < job.inner and last - first <= min(job.inner, <Py_ssize_t>RARE) \
+        and (not job.stream or job.inner >= BN_LINE // <Py_ssize_t>sizeof(real))
     runs = job.widen == 1 and (rare or job.inner >= SCALAR_RUN)
-    out.direct = out.streamed and plain(job, &out) and not (runs and by_lines(job))
+    out.direct = out.streamed and straight and not (runs and by_lines(job))
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)

@@ -34,6 +34,7 @@ from bnorm.kernels.cpu.jobs cimport (
     FIRST,
     FORWARD,
     LANES,
+    SCALAR_RUN,
     STRIPE,
     TILE,
     VECTOR,
