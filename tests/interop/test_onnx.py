@@ -106,6 +106,14 @@ def test_transformers(options, dtype):
     check(to_onnx(transformer, dtype), given, transformer.transform(given), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("axis", "shape"), [(0, (4, 3, 2, 1)), (4, (3, 2, 1, 2, 4)), (-5, (4, 3, 2, 1, 2))])
+def test_a_model_has_at_least_the_axis_of_the_channels(axis, shape):
+    layer = bnorm.GroupNorm(2, 4, axis=axis)
+    layer.gamma, layer.beta = np.random.default_rng(2).normal(size=(2, 4))
+    x = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    check(to_onnx(layer), x, layer(x), TOLERANCE["float32"])
+
+
 def test_what_epsilon_rounds_off_goes_into_the_variance():
     layer = bnorm.BatchNorm1d(1, eps=1e-3).eval()
     layer.running_var = [1e-9]
@@ -261,8 +269,10 @@ def test_errors():
         to_onnx(bnorm.BatchNorm1d(3), "float16")
     with pytest.raises(ValueError, match="to_onnx: obj: expected running statistics"):
         to_onnx(bnorm.BatchNorm1d(3, track_running_stats=False))
-    with pytest.raises(ValueError, match=r"to_onnx: ndim: expected one of \[2, 3\], got 4"):
+    with pytest.raises(ValueError, match="to_onnx: ndim: expected one of 2, 3, got 4"):
         to_onnx(bnorm.BatchNorm1d(3), ndim=4)
+    with pytest.raises(TypeError, match=r"to_onnx: ndim: expected one of 2, 3, got 3\.0"):
+        to_onnx(bnorm.BatchNorm1d(3), ndim=3.0)
     with pytest.raises(TypeError, match="to_onnx: obj: expected a layer or a BatchNormTransformer, got list"):
         to_onnx([])
     with pytest.raises(AttributeError, match="layer_"):

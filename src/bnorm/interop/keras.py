@@ -149,9 +149,8 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
 
 def _shape(who: str, layer: Any, channels: int, ndim: int | None) -> list[int | None]:
     """Return the shape for which Keras builds a layer, with the channels on the axis of the layer."""
-    least = max(2, layer.axis + 1, -layer.axis)
-    ranks = tuple(getattr(layer, "_names", range(least, 10)))
-    default = max(3, least) if isinstance(layer, layers.GroupNorm) else min(ranks)
+    ranks = neighbors.ranks(layer)
+    default = max(3, ranks[0]) if isinstance(layer, layers.GroupNorm) else min(ranks)
     shape: list[int | None] = [None] * (default if ndim is None else checks.choice(who, "ndim", ndim, ranks))
     shape[layer.axis] = channels
     return shape

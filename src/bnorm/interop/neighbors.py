@@ -133,6 +133,11 @@ def only_axis(who: str, layer: Any, axis: int, name: str) -> None:
             raise ValueError(f"{who}: layer: expected axis={axis}, where {name} has its channels, got {layer.axis}")
 
 
+def ranks(layer: Any) -> tuple[int, ...]:
+    """The numbers of dimensions of x that a layer with channels on an axis accepts."""
+    return tuple(getattr(layer, "_names", range(max(2, layer.axis + 1, -layer.axis), 10)))
+
+
 def groups_and_channels(layer: Any) -> tuple[int, int]:
     """Return both numbers for a group norm, or an instance norm, whose groups have one channel."""
     if isinstance(layer, GroupNorm):

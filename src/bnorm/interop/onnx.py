@@ -21,7 +21,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import DTypeLike
 
-from bnorm import layers
+from bnorm import checks, layers
+from bnorm.interop import neighbors
 from bnorm.interop.neighbors import load
 from bnorm.interop.onnx_nodes import OPSETS, described
 from bnorm.layers import Layer
@@ -41,7 +42,7 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
         The type of X and Y.
     ndim : int, optional
         The number of dimensions of X, whose sizes are free except that of the channels. By default the lowest that the
-        layer accepts for a batch, and 4 for a group norm.
+        layer accepts for a batch, and at least 4 for a group norm.
 
     Returns
     -------
@@ -131,17 +132,15 @@ def _name_of(who: str, dtype: Any) -> str:
 
 def _rank(who: str, obj: Any, ndim: int | None) -> int:
     if not isinstance(obj, Layer):
-        ranks = [2]
+        ranks: tuple[int, ...] = (2,)
     elif isinstance(obj, layers.LayerNorm | layers.RMSNorm):
         least = len(obj.normalized_shape)
-        ranks = list(range(least + 1, 10)) if ndim is None else list(range(least, 10))
+        ranks = tuple(range(least + 1 if ndim is None else least, 10))
     else:
-        ranks = list(getattr(obj, "_names", None) or range(2, 10))
+        ranks = neighbors.ranks(obj)
     if ndim is None:
-        return 4 if isinstance(obj, layers.GroupNorm) else min(ranks)
-    if ndim not in ranks:
-        raise ValueError(f"{who}: ndim: expected one of {ranks}, got {ndim!r}")
-    return ndim
+        return max(4, ranks[0]) if isinstance(obj, layers.GroupNorm) else min(ranks)
+    return int(checks.choice(who, "ndim", ndim, ranks))
 
 
 def _transposed(axis: int | None, rank: int) -> tuple[list[int], list[int]]:
