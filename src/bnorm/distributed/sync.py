@@ -46,7 +46,6 @@ class Shared:
     saved = SharedSaved
 
     def __init__(self, comm: Communicator, who: str, kernels: ModuleType, settings: tuple[Any, ...]) -> None:
-        self.open: Turn | None = None
         self._comm, self._who, self._kernels, self._settings = comm, who, kernels, settings
 
     def __getattr__(self, name: str) -> Any:
@@ -55,11 +54,8 @@ class Shared:
     @contextmanager
     def turn(self, call: str) -> Iterator[None]:
         """A context in which all ranks make the same call."""
-        with Turn(self._comm, f"{self._who}: {call}") as self.open:
-            try:
-                yield
-            finally:
-                self.open = None
+        with Turn(self._comm, f"{self._who}: {call}") as self._turn:
+            yield
 
     def forward(
         self,
@@ -110,14 +106,14 @@ class Shared:
         """Return dx through the statistics of all ranks, and dgamma and dbeta of this rank's values."""
         kernels = self._kernels
         own = kernels.grad_moments(dy, x, stats, weight, act)
-        everywhere = np.sum(self._share(moved(own, ndarray)), axis=0)
+        everywhere = np.sum(self._turn.share(moved(own, ndarray)), axis=0)
         coefficients = kernels.finish_gradients(moved(everywhere, type(own)), stats, count)
         dx = kernels.grad_input(dy, x, stats, coefficients, weight, act, out)
         return dx, stats[2] * own[1], own[0]
 
     def _exchanged(self, positions: int, values: int, parts: ndarray) -> tuple[int, int, ndarray]:
         """Return the sums of positions and values over all ranks, and the merged parts."""
-        ranks = self._share((self._settings, positions, values, parts))
+        ranks = self._turn.share((self._settings, positions, values, parts))
         settings, every_positions, every_values, every_parts = zip(*ranks, strict=True)
         for rank, other in enumerate(settings):
             if other != settings[0]:
@@ -126,8 +122,3 @@ class Shared:
                     f"{dict(other)} on rank {rank}"
                 )
         return sum(every_positions), sum(every_values), cpu.merge(list(every_parts))
-
-    def _share(self, value: Any) -> list[Any]:
-        if self.open is None:
-            raise RuntimeError(f"{self._who}: expected to be called on all ranks in turn")
-        return self.open.share(value)
