@@ -146,8 +146,17 @@ def test_no_detached_residual_is_recommended():
         here.layer_norm(x, normalized_shape=3, residual=x)
 
 
+def test_a_tensor_whose_sign_is_still_to_be_changed():
+    z = torch.randn(6, 3, dtype=torch.complex128)
+    x = z.conj().imag
+    assert x.is_neg()
+    np.testing.assert_array_equal(here.batch_norm(x), -here.batch_norm(z.imag))
+
+
 def test_what_numpy_does_not_have_is_refused():
     with pytest.raises(TypeError, match="function: x: expected float16, float32 or float64, got bfloat16"):
         here.batch_norm(torch.ones(4, 3, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="batch_norm: x: expected real numbers, got dtype complex128"):
+        here.batch_norm(torch.ones(4, 3, dtype=torch.complex128).conj())
     with pytest.raises(TypeError, match="function: x: expected a tensor on the CPU, got one on meta"):
         here.batch_norm(torch.ones(4, 3, device="meta"))
