@@ -100,8 +100,8 @@ FAULTS = {
         (
             "the gradient of one rank counts for all",
             "distributed/sync.py",
-            "        everywhere = np.sum(self._share(moved(own, ndarray)), axis=0)\n",
-            "        everywhere = np.mean(self._share(moved(own, ndarray)), axis=0)\n",
+            "        everywhere = np.sum(self._turn.share(moved(own, ndarray)), axis=0)\n",
+            "        everywhere = np.mean(self._turn.share(moved(own, ndarray)), axis=0)\n",
             "tests/distributed/test_sync.py",
         ),
         (
