@@ -10,6 +10,7 @@ import bnorm.functional as F
 from bnorm.distributed import sums
 from bnorm.distributed.engine import NUMBER, Map, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
+from bnorm.files import container
 from engine_parts import ROWS, close, kinds, parts_of
 
 pa = pytest.importorskip("pyarrow")
@@ -109,7 +110,7 @@ def test_the_map_normalizes_its_columns_and_no_other():
     for name, at in (("l", slice(5, 7)), ("n", slice(7, 9)), ("v", slice(9, 11))):
         assert got[name].type == data[name].type
         assert got[name].null_count == data[name].null_count
-        rows = [row["values"] if isinstance(row, dict) else row for row in got[name].to_pylist()]
+        rows = [row["values"] if isinstance(row, dict) and row["type"] else row for row in got[name].to_pylist()]
         rows = [[np.nan] * 2 if row is None else row for row in rows]
         np.testing.assert_allclose(np.array(rows, float), y[:, at], atol=1e-6 if name == "l" else 1e-13)
     nothing = Map.of("test", t, kinds(data), None).table(data.slice(0, 0))
@@ -145,8 +146,37 @@ def test_features_without_names():
     data = pa.table({"p": x[:, 0], "q": pa.array(list(x[:, 1:]))})
     got = Map.of("test", t, kinds(data), None).table(data)
     np.testing.assert_allclose(np.stack(got["q"].to_pylist()), t.transform(x)[:, 1:])
+    missing = data.set_column(1, "q", pa.nulls(30, data.schema.field("q").type))
+    assert Map.of("test", t, kinds(data), None).table(missing)["q"] == missing["q"]
     with pytest.raises(ValueError, match="columns: expected columns of 3 features, got p"):
         Map.of("test", t, kinds(data), ["p"])
+
+
+@pytest.mark.parametrize("item", [pa.float32(), pa.int8()], ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "large list", "tensor"])
+def test_vectors_of_every_kind(kind, item):
+    def tensor(item):
+        return pa.fixed_shape_tensor(item, [1, 2], dim_names=["d", "e"], permutation=[1, 0])
+
+    x = np.arange(12.0).reshape(6, 2)
+    rows = [*x[:5], None]
+    if kind == "sparse":
+        column = spark_vectors(rows, [True] * 6)
+    elif kind == "large list":
+        column = pa.array(rows, pa.large_list(item))
+    else:
+        column = pa.ExtensionArray.from_storage(tensor(item), pa.array(rows, pa.list_(item, 2)))
+    data = pa.table({"v": column})
+    reading = Reading.of("test", kinds(data), None, None)
+    t = reading.fit(bnorm.BatchNormTransformer(), [reading.state([data])])
+    np.testing.assert_array_equal(t.mean_, x[:5].mean(0))
+    got = Map.of("test", t, kinds(data), None).table(data)["v"]
+    wide = item if item == pa.float32() else pa.float64()
+    wanted = {"sparse": column.type, "large list": pa.large_list(wide)}
+    assert got.type == wanted.get(kind, tensor(wide))
+    rows = [row["values"] if isinstance(row, dict) else row for row in got.to_pylist()]
+    np.testing.assert_allclose(rows[:5], bnorm.BatchNormTransformer().fit_transform(x[:5]), rtol=1e-6)
+    assert rows[5] is None
 
 
 def test_types_may_differ_from_file_to_file():
@@ -187,9 +217,11 @@ BAD = [
     ),
     (table_with(w=[1.0, -1.0]), {"columns": ["a"], "sample_weight": "w"}, r"Negative values"),
     (table_with(w=[0.0, 0.0]), {"columns": ["a"], "sample_weight": "w"}, r"at least one non-zero"),
+    (table_with(w=[[1.0], [2.0]]), {"columns": ["a"], "sample_weight": "w"}, r"column 'w': expected numbers, got list"),
     (table_with(w=[1.0, None]), {"columns": ["a"], "sample_weight": "w"}, r"NaN"),
     (table_with(b=[1.0, np.inf]), {"columns": None}, r"Input X contains infinity"),
     (table_with(v=[[1.0], [1.0, 2.0]]), {"columns": None}, r"column 'v': expected vectors of one length.* got 1 to 2"),
+    (table_with(v=pa.array([[], []], pa.list_(pa.float64()))), {"columns": None}, r"at least 1, got 0 to 0"),
     (table_with().slice(0, 0), {"columns": None}, r"found 0 sample\(s\) in columns \['a'\]"),
 ]
 
@@ -206,6 +238,14 @@ def test_wrong_data_is_told_and_changes_nothing(data, asked, message):
 
 def _row(columns):
     return columns["state"][0], columns["error"][0]
+
+
+def test_the_first_parts_may_have_no_weight():
+    data = pa.table({"a": [5.0, 1.0, 3.0], "w": [0.0, 2.0, 2.0]})
+    reading = Reading.of("test", kinds(data), ["a"], "w")
+    states = [reading.state([data.slice(i, 1)]) for i in range(3)]
+    t = reading.fit(bnorm.BatchNormTransformer(halflife=4.0), states)
+    assert (t.mean_, t._state.statistics.rows) == (2, 3)
 
 
 def test_wrong_columns_are_told_before_data_are_read_and_by_each_part():
@@ -230,7 +270,19 @@ def test_vectors_of_another_length():
 def test_bytes_that_are_no_state():
     reading = Reading.given("test", ["a"])
     state = reading.state([table_with()])
-    for damaged in (b"text", state[:-8], state.replace(b'\\"rows\\":2', b'\\"rows\\":x'), state[:-32] + b"\xff" * 32):
+    about = {"class": "Moments", "exact": False, "columns": ["a"], "widths": [0], "rows": 2, "weight": 2.0}
+    parts = np.ones((4, 1))
+    assert reading.moments([container.dumped(about, {"parts": parts})]).count == 1
+    wrong = {"class": "Norm", "columns": ["a", "b"], "widths": [2], "rows": "many", "weight": None}
+    others = [container.dumped(about | {key: value}, {"parts": parts}) for key, value in wrong.items()]
+    others += [container.dumped(about, {"parts": a}) for a in (parts[:3], parts[0], parts.astype("f4"), -parts)]
+    for damaged in (
+        *others,
+        b"text",
+        state[:-8],
+        state.replace(b'\\"rows\\":2', b'\\"rows\\":x'),
+        state[:-32] + b"\xff" * 32,
+    ):
         assert damaged != state
         with pytest.raises(ValueError, match=r"^test: expected "):
             reading.moments([damaged])
@@ -241,6 +293,7 @@ def test_neighbors_are_merged_in_their_order():
         depth = {}
 
         def joined(items, depth=depth):
+            assert len(items) < 3 * sums.FAN_IN  # all that is in memory
             merged = tuple(i for item in items for i in item)
             depth[merged] = 1 + max(depth.get(item, 0) for item in items)
             return merged

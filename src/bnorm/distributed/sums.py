@@ -103,7 +103,7 @@ def merged_in_order(merge: Callable[[list[Item]], Item], items: Iterable[Item]) 
 
 def names_of(column: str, width: int) -> list[str]:
     """The names of the features of a column."""
-    return [column] if width == NUMBER else [f"{column}[{i}]" for i in range(max(width, 0))]
+    return [column] if width == NUMBER else [f"{column}[{i}]" for i in range(width)]
 
 
 def empty(exact: bool, features: int) -> Moments:

@@ -1,4 +1,5 @@
-"""Columns whose values are vectors of one length, as arrays (rows, length): lists, Spark's vectors, Ray's tensors.
+"""Columns whose values are vectors of one length, as arrays (rows, length): lists, Spark's vectors, Arrow's and
+Ray's tensors.
 
 A missing vector is a row of NaN. Spark's sparse vectors become dense.
 """
@@ -92,7 +93,12 @@ def result_type(kind: Any) -> Any:
     import pyarrow as pa
 
     if hasattr(kind, "storage_type"):
-        return kind if pa.types.is_floating(_item(kind)) else type(kind)(kind.shape, pa.float64())
+        if pa.types.is_floating(_item(kind)):
+            return kind
+        if isinstance(kind, pa.FixedShapeTensorType):
+            names, order = kind.dim_names, kind.permutation
+            return pa.fixed_shape_tensor(pa.float64(), kind.shape, dim_names=names, permutation=order)
+        return type(kind)(kind.shape, pa.float64())  # as Ray's
     if pa.types.is_struct(kind):
         return kind
     item = _item(kind)
