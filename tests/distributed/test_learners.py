@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn import clone
 
 import bnorm
 from bnorm.distributed.engine import Map
@@ -27,16 +28,24 @@ def test_rows_that_fade_by_their_times(weight):
     data, mode = timed(), {"halflife": "7min", "history": 3}
     reading = reading_of("test", bnorm.BatchNormTransformer(**mode), kinds(data), ["a", "f"], weight, "at")
     t = bnorm.BatchNormTransformer(halflife="1h").fit([[1.0], [2.0]], times=[1.0, 2.0]).set_params(**mode)
+    t.set_output(transform="pandas").backward([[1.0]], [[1.0]])
+    asked = t.get_params()
     states = [reading.state(part) for part in parts_of(data)]
     assert reading.fit(t, [reading.merged(states[::-1])]) is t
     w = None if weight is None else data["w"].to_numpy()
-    want = bnorm.BatchNormTransformer(**mode).fit(data.select(["a", "f", "at"]), sample_weight=w, times="at")
+    some = data.select(["a", "f", "at"])
+    want = bnorm.BatchNormTransformer(**mode).fit(some, sample_weight=w, times="at")
     close(t, want)
+    assert t.get_params() == asked
+    assert vars(t).keys() == vars(want.set_output(transform="default")).keys()
     assert t.newest_time_ == want.newest_time_
-    assert len(t.history_.rows) == len(want.history_.rows)
+    for both in (t, want):
+        both.partial_fit(some, times="at")
+    assert t.history_.rows.tolist() == want.history_.rows.tolist() == [ROWS, 2 * ROWS]
     np.testing.assert_array_equal(t.feature_names_in_, ["a", "f"])
     got = Map.of("test", t, kinds(data), None).table(data)
-    np.testing.assert_allclose(got["a"].drop_null(), t.transform(data.select(["a", "f"]))[~np.isnan(data["a"]), 0])
+    y = np.asarray(t.transform(data.select(["a", "f"])))
+    np.testing.assert_allclose(got["a"].drop_null(), y[~np.isnan(data["a"]), 0])
 
 
 @pytest.mark.parametrize("unnamed", ["at", "w"])
@@ -95,6 +104,7 @@ def test_groups(weight):
         (bnorm.BatchNormTransformer(halflife="1h"), {}, "test: times: expected the name of the column of times"),
         (bnorm.BatchNormTransformer(halflife="1h"), {"times": "z"}, "test: expected a column 'z'"),
         (bnorm.GroupedTransformer("z"), {}, "test: expected a column 'z'"),
+        (bnorm.GroupedTransformer([]), {}, r"test: by: expected names of columns, got \[\]"),
         (bnorm.GroupedTransformer(0), {}, "test: by: expected names of columns, got 0"),
         (bnorm.GroupedTransformer("k", momentum=0.1), {}, "test: expected groups with momentum=None"),
         (bnorm.GroupedTransformer("k", halflife=9.0), {}, "or a half-life that is a length of time"),
@@ -122,6 +132,49 @@ def test_columns_that_learners_cannot_have(t, asked, message):
         reading_of("test", t, kinds(timed()), **given)
     with pytest.raises(TypeError, match="test: t: expected a BatchNormTransformer or a GroupedTransformer, got"):
         reading_of("test", bnorm.BatchNorm1d(3), kinds(timed()), **given)
+
+
+@pytest.mark.parametrize("name", ["a", "at", "k"])
+def test_a_part_without_a_column(name):
+    data = timed()
+    for t, at in ((bnorm.BatchNormTransformer(halflife="1h"), "at"), (bnorm.GroupedTransformer("k"), None)):
+        reading = reading_of("test", t, kinds(data), ["a"], None, at)
+        if name in reading.names:
+            with pytest.raises(ValueError, match=f"test: expected a column '{name}', got"):
+                reading.state([data.drop_columns(name)])
+
+
+def test_a_part_without_weight():
+    data, w = timed(), np.where(np.arange(ROWS) < 20, 0.0, 2.0)
+    data = data.set_column(0, "k", pa.array(["only there", *data["k"].to_pylist()[1:]])).set_column(2, "w", pa.array(w))
+    parts = [data.slice(0, 20), data.slice(20)]
+    for t, at in ((bnorm.BatchNormTransformer(halflife="1h"), "at"), (bnorm.GroupedTransformer("k"), None)):
+        reading = reading_of("test", t, kinds(data), ["a", "f"], "w", at)
+        states = [reading.state([part]) for part in parts]
+        want = clone(t).fit(data.select([at or "k", "a", "f"]), sample_weight=w, times=at)
+        for order in (states, [reading.state(parts)], [reading.merged(states[:1]), states[1]]):
+            got = reading.fit(clone(t), order)
+            if at is None:
+                assert got.groups_.tolist() == want.groups_.tolist()
+            for name in ("mean_", "scale_") if at else ("means_", "counts_"):
+                np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-12)
+        with pytest.raises(ValueError, match="at least one non-zero"):
+            reading.fit(t, states[:1])
+
+
+def test_a_map_of_groups_stays_as_it_is():
+    data = timed()
+    t = bnorm.GroupedTransformer("k", keep_keys=True).fit(data.select(["k", "a", "f"])).set_output(transform="pandas")
+    mapping = mapping_of("test", t, kinds(data), None)
+    before = mapping.table(data)
+    assert t._sklearn_output_config == {"transform": "pandas"}
+    t.partial_fit(data.select(["k", "a", "f"]).slice(0, 3))
+    assert mapping.table(data) == before
+    assert mapping.batch(data.to_batches()[0].slice(0, 0)).schema == before.schema
+    with pytest.raises(
+        ValueError, match="test: columns: expected a transformer whose columns have names, and columns=None"
+    ):
+        mapping_of("test", t, kinds(data), ["a"])
 
 
 def test_a_name_in_the_name_of_the_only_feature():

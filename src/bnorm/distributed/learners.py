@@ -204,7 +204,7 @@ def _merged(parts: list[Part]) -> Part:
 
 def refuse_other(who: str, t: Any) -> None:
     """Raise TypeError for what is not fitted in parts: another object, or a transformer with a window."""
-    if not hasattr(t, "halflife") or isinstance(t, type):
+    if not hasattr(t, "halflife"):
         raise TypeError(f"{who}: t: expected a BatchNormTransformer or a GroupedTransformer, got {t!r:.80}")
     if getattr(t, "window", None) is not None:
         raise TypeError(f"{who}: t: expected window=None, as a window needs a table in memory, got {t!r:.80}")
