@@ -3,8 +3,8 @@
 # Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, unaided
 # (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, in_float64, is_wide, itemsize, kind_of_weights,
-# line_of, matrix, narrow_of, pair, partial_size, read_activation, result, scratch, seen_as, target, to_type, vector,
-# vector_size, view, weigh.
+# matrix, narrow_of, pair, partial_size, read_activation, result, seen_as, target, to_type, vector, vector_size, view,
+# weigh.
 
 cdef enum:
     MOST_AXES = 64      # the most axes that NumPy allows
@@ -21,7 +21,7 @@ cdef inline cnp.ndarray vector(Py_ssize_t n):
 
 cdef inline cnp.ndarray matrix(Py_ssize_t rows, Py_ssize_t n):
     cdef cnp.npy_intp[2] shape = [rows, n]
-    return cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+    return empty(2, shape, cnp.NPY_DOUBLE)
 
 
 cdef inline int read_activation(Activation* act, given) except -1:
@@ -93,19 +93,6 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
     cdef cnp.ndarray a = empty(cnp.PyArray_NDIM(y), cnp.PyArray_DIMS(y), cnp.PyArray_TYPE(like), data(y))
     loops.write(narrow_of(like), data(y), cnp.PyArray_SIZE(y), data(a))
     return a
-
-
-cdef void* scratch(size_t bytes) except NULL:
-    """Allocate `bytes` bytes, and one cache line more for `line_of`. The caller frees the memory."""
-    cdef void* memory = malloc(bytes + BN_LINE)
-    if memory == NULL:
-        raise MemoryError(f"bnorm: no memory for {bytes} bytes of partial results")
-    return memory
-
-
-cdef inline char* line_of(char* memory) noexcept nogil:
-    """Return the address of the first full cache line in memory from `scratch`."""
-    return memory + (-<size_t>memory & (BN_LINE - 1))
 
 
 cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
@@ -190,7 +177,7 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:
-    return <size_t>job.pieces * 4 * job.channels * sizeof(double)
+    return rounded_up(job.pieces * 4 * job.channels * sizeof(double), BN_LINE)
 
 
 cdef inline size_t vector_size(const Job* job) noexcept nogil:
@@ -201,10 +188,9 @@ cdef inline size_t vector_size(const Job* job) noexcept nogil:
 cdef inline void folded(Job* job, char* memory) noexcept nogil:
     """Place the per-channel vectors of the loops' type in `memory`: three of the forward, and three more with dy.
 
-    memory: from `scratch`, with the bytes of 3 or 6 times `vector_size`.
+    memory: 3 or 6 times `vector_size` bytes, from a full cache line on.
     """
     cdef size_t size = vector_size(job)
-    memory = line_of(memory)
     job.high = memory
     job.scale = memory + size
     job.shift = memory + 2 * size

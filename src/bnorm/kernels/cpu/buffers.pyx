@@ -1,4 +1,4 @@
-"""Memory of large results, which is used again when the results are freed.
+"""Memory of large results, and of what calls need meanwhile, which is used again when it is free.
 
 The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a
 view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
@@ -14,6 +14,7 @@ import os
 cimport cython
 cimport numpy as cnp
 from cpython.object cimport PyTypeObject
+from libc.stdlib cimport free, malloc
 
 cdef extern from *:
     """
@@ -141,6 +142,32 @@ cdef Loan lend(size_t size):
     finally:
         unlock()
     return None if buffer is None else loan
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(8)
+cdef class Memory:
+    """Memory that a call needs until it is over. A large one is a buffer."""
+
+    def __dealloc__(self):
+        free(self.owned)
+
+
+cdef Memory scratch(size_t size):
+    """Return uninitialized memory of `size` bytes."""
+    cdef Memory memory = Memory.__new__(Memory)
+    cdef Loan loan = lend(size) if LEAST <= size <= limit else None
+    if loan is None:
+        memory.owned = malloc(size + LINE)
+        memory.at = <char*>memory.owned
+    else:
+        memory.loan = loan
+        memory.at = <char*>cnp.PyArray_DATA(loan.buffer.memory)
+    if memory.at == NULL:
+        raise MemoryError(f"bnorm: no memory for {size} bytes of partial results")
+    memory.at += -<size_t>memory.at % LINE
+    return memory
 
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL):

@@ -1,8 +1,8 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
 # Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
-# scratch, target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need
-# (guards), FUSE, fits, is_brief, near, run, run_map, scattered, share_weights (plan), Target, assume, fields,
+# target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need (guards), FUSE,
+# fits, is_brief, near, rounded_up, run, run_map, scattered, share_weights (plan), Target, assume, fields,
 # move_by_stats, refuse, take (statistics), unit_of (weights).
 # Gives entries only.
 
@@ -26,9 +26,9 @@ def known(cnp.ndarray mean not None, cnp.ndarray var not None, cnp.ndarray gamma
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
     expect_affine(&job, gamma, beta, eps)
     cdef cnp.ndarray stats = matrix(5, job.channels)
+    job.mean = <const double*>data(mean)
+    job.var = <const double*>data(var)
     job.stats = <double*>data(stats)
-    memcpy(job.stats, data(mean), job.channels * sizeof(double))
-    memcpy(job.stats + job.channels, data(var), job.channels * sizeof(double))
     loops.finish_forward(&job, 0, job.channels)
     return stats
 
@@ -59,14 +59,11 @@ def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=No
     read_activation(&job.act, act)
     job.finite = finite
     job.stats = <double*>data(stats)
-    cdef char* memory = <char*>scratch(3 * vector_size(&job))
-    folded(&job, memory)
-    try:
-        with nogil:
-            loops.fold_forward(&job, 0, job.channels)
-            run(loops.map, &job, True)
-    finally:
-        free(memory)
+    cdef Memory memory = scratch(3 * vector_size(&job))
+    folded(&job, memory.at)
+    with nogil:
+        loops.fold_forward(&job, 0, job.channels)
+        run(loops.map, &job, True)
     if job.infinite:
         raise FloatingPointError("x holds an infinity")
     return y
@@ -89,18 +86,15 @@ def grad_moments(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray w
     cdef cnp.ndarray sums_ = matrix(2, C)
     cdef double* sums = <double*>data(sums_)
     cdef size_t partials = partial_size(&job)
-    cdef char* memory = <char*>scratch(partials + 6 * vector_size(&job))
-    job.partial = <double*>memory
-    folded(&job, memory + partials)
-    try:
-        with nogil:
-            loops.fold_forward(&job, 0, C)
-            run(loops.reduce, &job, False)
-            loops.merge_sums(&job, 0, C)
-            loops.center_sums(&job, 0, C)
-            memcpy(sums, job.partial, 2 * C * sizeof(double))
-    finally:
-        free(memory)
+    cdef Memory memory = scratch(partials + 6 * vector_size(&job))
+    job.partial = <double*>memory.at
+    folded(&job, memory.at + partials)
+    with nogil:
+        loops.fold_forward(&job, 0, C)
+        run(loops.reduce, &job, False)
+        loops.merge_sums(&job, 0, C)
+        loops.center_sums(&job, 0, C)
+        memcpy(sums, job.partial, 2 * C * sizeof(double))
     return sums_
 
 
@@ -141,15 +135,12 @@ def grad_input(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, cnp.ndarray coe
     job.unit = unit_of(weight)
     job.stats = <double*>data(stats)
     job.coefficients = <double*>data(coefficients)
-    cdef char* memory = <char*>scratch(6 * vector_size(&job))
-    folded(&job, memory)
-    try:
-        with nogil:
-            loops.fold_forward(&job, 0, job.channels)
-            loops.fold_backward(&job, 0, job.channels)
-            run(loops.map, &job, True)
-    finally:
-        free(memory)
+    cdef Memory memory = scratch(6 * vector_size(&job))
+    folded(&job, memory.at)
+    with nogil:
+        loops.fold_forward(&job, 0, job.channels)
+        loops.fold_backward(&job, 0, job.channels)
+        run(loops.map, &job, True)
     return dx
 
 
@@ -159,9 +150,21 @@ cdef void between_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept n
     loops.fold_forward(job, begin, end)
 
 
-cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Compute the map's coefficients from sums about the high part of the mean."""
+cdef void finish_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Compute the gradients of gamma and beta, unless they are NULL, from sums about the high part of the mean."""
+    cdef const double* rstd = job.stats + 2 * job.channels
+    cdef Py_ssize_t c
     loops.center_sums(job, begin, end)
+    if job.dgamma != NULL:
+        for c in range(begin, end):
+            job.dgamma[c] = rstd[c] * job.partial[job.channels + c]
+            job.dbeta[c] = job.partial[c]
+
+
+cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Compute the map's coefficients, and the gradients of gamma and beta, from sums about the high part of the
+    mean."""
+    finish_sums(job, begin, end)
     loops.finish_backward(job, begin, end)
     loops.fold_backward(job, begin, end)
 
@@ -169,18 +172,29 @@ cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     """Task t: reduction, formulas and map of one group of channels, while its values are in the cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
-    loops.reduce(job, t)
     if job.dy == NULL:
+        loops.reduce(job, t)
         between_forward(job, begin, end)
     else:
+        loops.fold_forward(job, begin, end)
+        loops.reduce(job, t)
         between_backward(job, begin, end)
+    loops.map(job, t)
+
+
+cdef void known_task(Job* job, Py_ssize_t t) noexcept nogil:
+    """Task t with given statistics: formulas and map of one group of channels."""
+    between_forward(job, t * job.group, min((t + 1) * job.group, job.channels))
     loops.map(job, t)
 
 
 cdef void known_map(Job* job) noexcept nogil:
     """Run the map with given statistics."""
-    between_forward(job, 0, job.channels)
-    run(loops.map, job, False)
+    if job.pieces == 1:
+        run(known_task, job, False)
+    else:
+        between_forward(job, 0, job.channels)
+        run(loops.map, job, False)
 
 
 cdef void statistics_first(Job* job) noexcept nogil:
@@ -215,7 +229,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         take(&target_, running, job.channels)
         raises = True
     target(&job, y, None, not given)
-    cdef Py_ssize_t C = job.channels, c
+    cdef Py_ssize_t C = job.channels
     stats_ = matrix(5, C)
     job.stats = <double*>data(stats_)
     read_activation(&job.act, act)
@@ -227,36 +241,32 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         and (given or not near(&job, cnp.PyArray_NBYTES(x)))
     if job.weight != NULL:      # if fused, half as many channels, as the weights need space in the cache too
         share_weights(&job, FUSE // 2 // max(<Py_ssize_t>1, job.outer * job.inner * itemsize(&job)) if job.fused else C)
-    cdef size_t size = vector_size(&job), partials = 0 if given else partial_size(&job)
-    cdef char* memory = <char*>scratch(partials + 3 * size)
-    folded(&job, memory + partials)
-    try:
-        if given:
-            for c in range(C):
-                job.stats[c] = (<double*>data(mean))[c]
-                job.stats[C + c] = (<double*>data(var))[c]
-            if is_brief(&job):
-                known_map(&job)
-            else:
-                with nogil:
-                    known_map(&job)
-            return y, stats_, job.count, 0
-        job.partial = <double*>memory
+    cdef size_t partials = 0 if given else partial_size(&job)
+    cdef Memory memory = scratch(partials + 3 * vector_size(&job))
+    folded(&job, memory.at + partials)
+    if given:
+        job.mean = <const double*>data(mean)
+        job.var = <const double*>data(var)
         if is_brief(&job):
-            statistics_first(&job)
+            known_map(&job)
         else:
             with nogil:
-                statistics_first(&job)
-        if weight is not None:
-            job.count = job.partial[0] if C > 0 else weight.sum()   # the same for all channels
-        if raises:
-            assume(&target_, job.count)
-            refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
-        if not job.fused:
-            with nogil:
-                run_map(&job)
-    finally:
-        free(memory)
+                known_map(&job)
+        return y, stats_, job.count, 0
+    job.partial = <double*>memory.at
+    if is_brief(&job):
+        statistics_first(&job)
+    else:
+        with nogil:
+            statistics_first(&job)
+    if weight is not None:
+        job.count = job.partial[0] if C > 0 else weight.sum()   # the same for all channels
+    if raises:
+        assume(&target_, job.count)
+        refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
+    if not job.fused:
+        with nogil:
+            run_map(&job)
     return y, stats_, job.count, 0
 
 
@@ -272,50 +282,44 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
     job.stats = <double*>data(stats)
     read_activation(&job.act, act)
     job.counts = &count
-    cdef Py_ssize_t C = job.channels, c
+    cdef Py_ssize_t C = job.channels
     cdef size_t size = vector_size(&job), partials = partial_size(&job)
+    cdef size_t coefficients = rounded_up(3 * C * sizeof(double), BN_LINE)
     cdef bint reduce = params or not frozen
-    cdef double* rstd = job.stats + 2 * C
     if params:
         dgamma_ = vector(C)
         dbeta_ = vector(C)
-    cdef size_t coefficients = 3 * C * sizeof(double)
-    cdef char* memory = <char*>scratch(partials + coefficients + 6 * size)
-    job.partial = <double*>memory
-    job.coefficients = <double*>(memory + partials)
-    folded(&job, memory + partials + coefficients)
+        job.dgamma = <double*>data(dgamma_)
+        job.dbeta = <double*>data(dbeta_)
+    cdef Memory memory = scratch(partials + coefficients + 6 * size)
+    job.partial = <double*>memory.at
+    job.coefficients = <double*>(memory.at + partials)
+    folded(&job, memory.at + partials + coefficients)
     if not frozen:
         weigh(&job, weight)
         job.unit = unit_of(weight)
-    try:
-        with nogil:
+    with nogil:
+        job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
+        job.far = (job.far or job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x))) \
+            and not near(&job, cnp.PyArray_NBYTES(x))
+        if job.fused:
+            run(both_passes, &job, False)
+        else:
             loops.fold_forward(&job, 0, C)
-            job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
-            job.far = (job.far or job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x))) \
-                and not near(&job, cnp.PyArray_NBYTES(x))
-            if job.fused:
-                run(both_passes, &job, False)
-            else:
-                if reduce:
-                    run(loops.reduce, &job, False)
-                    loops.merge_sums(&job, 0, C)
-                    loops.center_sums(&job, 0, C)
-                if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone, without x
-                    job.x = job.dy
-                    job.dy = NULL
-                    memset(job.high, 0, size)
-                    memset(job.shift, 0, size)
-                elif frozen:
-                    job.b = NULL
-                    to_type(job.stats + 3 * C, C, job.wide, job.a)
-                else:
-                    loops.finish_backward(&job, 0, C)
-                    loops.fold_backward(&job, 0, C)
-                run_map(&job)
-        if params:
-            for c in range(C):
-                (<double*>data(dgamma_))[c] = rstd[c] * job.partial[C + c]
-                (<double*>data(dbeta_))[c] = job.partial[c]
-    finally:
-        free(memory)
+            if reduce:
+                run(loops.reduce, &job, False)
+                loops.merge_sums(&job, 0, C)
+            if not frozen:
+                between_backward(&job, 0, C)
+            elif reduce:
+                finish_sums(&job, 0, C)
+            if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone, without x
+                job.x = job.dy
+                job.dy = NULL
+                memset(job.high, 0, size)
+                memset(job.shift, 0, size)
+            elif frozen:
+                job.b = NULL
+                to_type(job.stats + 3 * C, C, job.wide, job.a)
+            run_map(&job)
     return dx, dgamma_, dbeta_

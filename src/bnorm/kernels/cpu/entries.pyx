@@ -12,16 +12,18 @@ from libc.math cimport INFINITY, NAN, expm1, frexp, ldexp
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.buffers cimport Memory, empty, scratch
 from bnorm.kernels.cpu.extremes.entries cimport begin as begin_extremes
 from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 from bnorm.kernels.cpu.jobs cimport (
+    AVERAGED,
     CHUNK,
     FIRST,
     FORWARD,
     LANES,
+    PIECE,
     SCALAR_RUN,
     STRIPE,
     TILE,

@@ -28,9 +28,11 @@ cdef enum:
     FIRST = 32      # rows of the first block of a task: only a few, as finding its center takes an extra pass
     BUFFER = 2048   # values in a batch of short rows: with dy and dx they fit the first-level cache
     FORWARD = 4096  # float32 values in a batch of a forward, which has no dy and dx; half as many float64 values
+    PIECE = 1024    # values of gamma and beta that are converted at a time where rows are few and long
     STRIPE = 8      # rows of a stripe: so few sums in the type of x lose little; a float64 sum costs a few rows' time
     CHUNK = 1 << 16     # bytes of a chunk after conversion: x and dy, twice that, stay in the second-level cache
     VECTOR = 16     # float32 values of the widest vector
+    AVERAGED = 64   # channels whose running averages are moved together
 
 
 # What comes after normalizing.
@@ -73,12 +75,16 @@ ctypedef struct Job:
     # Per channel, float64.
     double* partial         # [pieces][4][channels]: count, mean, m2, low; or sum, dot and two unused
     double* stats           # [5][channels]: mean, var, rstd, scale, shift
+    const double* mean      # given statistics, for stats; or NULL
+    const double* var
     const double* gamma
     const double* beta
     double eps, count
     double* coefficients    # [3][channels]: a, b, c of the gradient
     const double* counts    # values per channel: one number for each channel, or one for all if counts_step is 0
     Py_ssize_t counts_step
+    double* dgamma          # results of a backward, or NULL
+    double* dbeta
     # Per channel, in the type that the loops compute in: the high part of the mean, scale, shift (which includes the
     # low part of the mean); a, b, c of the gradient.
     void* high
@@ -117,12 +123,16 @@ ctypedef struct RowJob:
     double eps
     const double* gamma     # [groups * channels] or NULL
     const double* beta
-    bint single_gamma       # gamma is float32, which `columns` alone reads
+    bint single_gamma       # gamma is float32
     bint single_beta
+    Py_ssize_t pieced       # if not 0: values of rows for which a few values of gamma and beta are converted at a time,
+                            # just before they are needed
+    void* kept_gamma        # copies for a backward, in the type of x: of the thread with the first row; or NULL
+    void* kept_beta
     double* mean            # [outer * groups]
     double* rstd
     double* partial         # [pieces][2][groups * channels]: dgamma, dbeta
-    void* scale             # gamma and beta in the type of x
+    void* scale             # gamma and beta in the type of x, of the thread; if `pieced`, PIECE values of them
     void* shift
     void* columns           # [pieces][2][groups * channels + BN_WIDTH]: parts of dgamma and dbeta, in the type of x
 
@@ -132,6 +142,9 @@ ctypedef void (*read_t)(int, const void*, Py_ssize_t, Py_ssize_t, void*) noexcep
 ctypedef void (*write_t)(int, const void*, Py_ssize_t, void*) noexcept nogil
 ctypedef void (*span_t)(Job*, Py_ssize_t, Py_ssize_t) noexcept nogil
 ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
+ctypedef Py_ssize_t (*average_t)(
+    void*, void*, bint, const double*, Py_ssize_t, Py_ssize_t, double, double, double
+) noexcept nogil
 ctypedef double (*weight_t)(const double*, Py_ssize_t, int*) noexcept nogil
 
 # One build of the loops.
@@ -140,6 +153,7 @@ ctypedef struct Loops:
     task_t map              # normalize, or the input gradient when dy is there: writes y
     span_t merge_moments    # merges the partials of all pieces into the first, for channels [begin, end)
     span_t merge_sums
+    average_t average       # (mean, var, single, stats, n, begin, momentum, count, divisor): moves running averages
     span_t finish_forward   # first partial -> stats
     span_t fold_forward     # stats -> high, scale, shift
     span_t center_sums      # first partial: dot about the high part -> dot about the mean

@@ -1,6 +1,6 @@
 # Merging of sets of values, each given by its parts.
 #
-# Uses data, scratch (arrays), channels_of, need (guards).
+# Uses data (arrays), channels_of, need (guards).
 # Gives entries only.
 
 def merge(list sets not None):
@@ -18,26 +18,25 @@ def merge(list sets not None):
     cdef double* a
     cdef double* b
     cdef double* memory
+    cdef Memory room
     for item in sets:
         need("sets", item, cnp.NPY_DOUBLE, size)
     merged = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
-    memory = <double*>scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
-    try:
-        for i in range(items):      # like counting in binary: each carry merges two results of as many sets
-            b = memory + depth * size
-            memcpy(b, data(sets[i]), size * sizeof(double))
-            depth += 1
-            bits = i
-            while bits & 1:
-                depth -= 1
-                merge_two(memory + (depth - 1) * size, memory + depth * size, n)
-                bits >>= 1
-        while depth > 1:
+    room = scratch(<size_t>(bit_length(items) + 1) * size * sizeof(double))
+    memory = <double*>room.at
+    for i in range(items):      # like counting in binary: each carry merges two results of as many sets
+        b = memory + depth * size
+        memcpy(b, data(sets[i]), size * sizeof(double))
+        depth += 1
+        bits = i
+        while bits & 1:
             depth -= 1
             merge_two(memory + (depth - 1) * size, memory + depth * size, n)
-        memcpy(data(merged), memory, size * sizeof(double))
-    finally:
-        free(memory)
+            bits >>= 1
+    while depth > 1:
+        depth -= 1
+        merge_two(memory + (depth - 1) * size, memory + depth * size, n)
+    memcpy(data(merged), memory, size * sizeof(double))
     a = <double*>data(merged)
     for c in range(n):
         if a[c] == 0.0:

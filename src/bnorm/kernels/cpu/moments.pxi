@@ -1,6 +1,6 @@
 # Moments: of the channels of an array, or of separate vectors, optionally with their extremes.
 #
-# Uses data, expect_weights, matrix, partial_size, scratch, seen_as, view, weigh (arrays), expect_block (guards), run,
+# Uses data, expect_weights, matrix, partial_size, seen_as, view, weigh (arrays), expect_block (guards), run,
 # share_weights, sizes (plan).
 # Gives entries only.
 
@@ -47,10 +47,9 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     begin_moments(&job, x, weight, skipna)
     cdef cnp.ndarray parts = matrix(4, job.channels)
     cdef double* found = <double*>data(parts)
-    cdef void* memory = scratch(partial_size(&job))
+    cdef Memory memory = scratch(partial_size(&job))
     with nogil:
-        find_moments(&job, memory, found, job.channels)
-    free(memory)
+        find_moments(&job, memory.at, found, job.channels)
     return parts
 
 
@@ -70,30 +69,26 @@ def column_moments(list columns not None, cnp.ndarray weight=None, bint minmax=F
     cdef cnp.ndarray x, parts = matrix(4, C), extremes = matrix(2, C) if minmax else None
     cdef double* found = <double*>data(parts)
     cdef double* ends = <double*>data(extremes)
-    cdef Column* jobs = <Column*>scratch(C * sizeof(Column))
-    cdef void* memory = NULL
+    cdef Memory kept_jobs = scratch(C * sizeof(Column)), memory
+    cdef Column* jobs = <Column*>kept_jobs.at
     cdef size_t size = 0
-    try:
+    for c in range(C):
+        x = kept[c]
+        expect_block(x, 1, 1)
+        if c == 0:
+            rows = cnp.PyArray_SIZE(x)
+        if cnp.PyArray_SIZE(x) != rows or not cnp.PyArray_ISALIGNED(x):
+            raise ValueError(f"columns: expected {rows} values each, aligned in memory, got {x.size}, or not so")
+        seen_as(&jobs[c].moments, x, 1, 1, rows, True)
+        begin_moments(&jobs[c].moments, x, weight, True)
+        size = max(size, partial_size(&jobs[c].moments))
+        if minmax:
+            begin_extremes(&jobs[c].extremes, x, 1, 1, rows, weight, True)
+            size = max(size, space_of_extremes(&jobs[c].extremes))
+    memory = scratch(size)
+    with nogil:
         for c in range(C):
-            x = kept[c]
-            expect_block(x, 1, 1)
-            if c == 0:
-                rows = cnp.PyArray_SIZE(x)
-            if cnp.PyArray_SIZE(x) != rows or not cnp.PyArray_ISALIGNED(x):
-                raise ValueError(f"columns: expected {rows} values each, aligned in memory, got {x.size}, or not so")
-            seen_as(&jobs[c].moments, x, 1, 1, rows, True)
-            begin_moments(&jobs[c].moments, x, weight, True)
-            size = max(size, partial_size(&jobs[c].moments))
             if minmax:
-                begin_extremes(&jobs[c].extremes, x, 1, 1, rows, weight, True)
-                size = max(size, space_of_extremes(&jobs[c].extremes))
-        memory = scratch(size)
-        with nogil:
-            for c in range(C):
-                if minmax:
-                    find_extremes(&jobs[c].extremes, memory, ends + c, C)
-                find_moments(&jobs[c].moments, memory, found + c, C)
-    finally:
-        free(memory)
-        free(jobs)
+                find_extremes(&jobs[c].extremes, memory.at, ends + c, C)
+            find_moments(&jobs[c].moments, memory.at, found + c, C)
     return parts, extremes

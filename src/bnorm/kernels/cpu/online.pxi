@@ -1,7 +1,7 @@
 # Running statistics: a batch updates them and is then normalized by them, in one call.
 #
-# Uses MOST_AXES, data, folded, partial_size, read_activation, result, scratch, seen_as, target, vector_size, weigh
-# (arrays), expect, expect_block, need (guards), run, run_map (plan), Target, counted, move_channel, put, refuse,
+# Uses MOST_AXES, data, folded, partial_size, read_activation, result, seen_as, target, vector_size, weigh (arrays),
+# expect, expect_block, need (guards), rounded_up, run, run_map (plan), Target, counted, move_channel, put, refuse,
 # statistics_of, take, written (statistics).
 # Gives entries only.
 
@@ -39,47 +39,45 @@ def online(cnp.ndarray x not None, rule not None, cnp.ndarray skipped not None, 
     update = update and rows > 0
     seen_as(&job, x, rows, C, 1, update)
     cdef size_t size = vector_size(&job), partials = partial_size(&job) if update else 0
-    cdef char* memory = <char*>scratch(partials + 6 * C * sizeof(double) + 3 * size)
-    job.partial = <double*>memory
-    job.stats = <double*>(memory + partials)
+    cdef size_t vectors = rounded_up(6 * C * sizeof(double), BN_LINE)
+    cdef Memory memory = scratch(partials + vectors + 3 * size)
+    job.partial = <double*>memory.at
+    job.stats = <double*>(memory.at + partials)
     missing = <cnp.int64_t*>(job.stats + 5 * C)
-    try:
-        if maps:
-            target(&job, z, None, update)
-            read_activation(&job.act, IDENTITY)
-            folded(&job, <char*>(missing + C))
-        if update:
-            weigh(&job, weight)
-            job.exact = True
-            memset(missing, 0, C * sizeof(cnp.int64_t))
-            if not sum_rows(&job):
-                finite = only_finite(x, C, missing)
-                if to.raises:
-                    refuse(with_any(missing, C), C)
-                job.x = data(finite)
-                job.skipna = True
-                sum_rows(&job)
-                job.x = data(x)
+    if maps:
+        target(&job, z, None, update)
+        read_activation(&job.act, IDENTITY)
+        folded(&job, memory.at + partials + vectors)
+    if update:
+        weigh(&job, weight)
+        job.exact = True
+        memset(missing, 0, C * sizeof(cnp.int64_t))
+        if not sum_rows(&job):
+            finite = only_finite(x, C, missing)
             if to.raises:
-                refuse(follow(&to, &job, missing, rows, whole, True), C)
-            follow(&to, &job, missing, rows, whole, False)
-            for c in range(C):
-                left[c] += missing[c]
-            counted(&to, 1, 1 if whole else rows, False)
-        if maps and rows > 0:
-            with nogil:
-                stats_online(&to, job.stats, C, eps)
-                loops.fold_forward(&job, 0, C)
-                if update:
-                    run_map(&job)
-                else:
-                    run(loops.map, &job, True)
-                if clip < INFINITY and job.wide:
-                    clip_all[double](<double*>job.y, rows * C, clip)
-                elif clip < INFINITY:
-                    clip_all[float](<float*>job.y, rows * C, clip)
-    finally:
-        free(memory)
+                refuse(with_any(missing, C), C)
+            job.x = data(finite)
+            job.skipna = True
+            sum_rows(&job)
+            job.x = data(x)
+        if to.raises:
+            refuse(follow(&to, &job, missing, rows, whole, True), C)
+        follow(&to, &job, missing, rows, whole, False)
+        for c in range(C):
+            left[c] += missing[c]
+        counted(&to, 1, 1 if whole else rows, False)
+    if maps and rows > 0:
+        with nogil:
+            stats_online(&to, job.stats, C, eps)
+            loops.fold_forward(&job, 0, C)
+            if update:
+                run_map(&job)
+            else:
+                run(loops.map, &job, True)
+            if clip < INFINITY and job.wide:
+                clip_all[double](<double*>job.y, rows * C, clip)
+            elif clip < INFINITY:
+                clip_all[float](<float*>job.y, rows * C, clip)
     return z
 
 

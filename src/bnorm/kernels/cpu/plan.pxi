@@ -14,6 +14,7 @@ cdef enum:
     FEW_SUMS = 4            # this many pieces may be of one stripe, although their sums cost as much as two rows
     MIN_ROWS = 512          # least rows in a piece of columns, unless there are two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
+    FEW_ROWS = 32           # the map of so few rows takes about as long as to make the numbers of its channels
     SHARERS = 4             # tasks of a thread when the channels of a task share weights
     LEFT = 8                # widening leaves at least this many rows: as many are summed side by side
     FULL = 64               # in a row of this many columns, the rest that does not fill a vector costs little
@@ -149,8 +150,11 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     job.tile = C if job.widen > 1 else min(C, max(<Py_ssize_t>1, WIDE // inner))
     units = parts(C, job.tile)
     # A map whose columns need numbers that are made for a group of channels cuts these as a reduction does: the numbers
-    # then serve for many rows.
-    if not reduces and (inner == 1 or inner >= SCALAR_RUN or units == 1):
+    # then serve for many rows. So does a map of few rows: to make the numbers of the channels takes as long.
+    if not reduces and inner == 1 and units > 1 and job.rows <= FEW_ROWS:
+        pieces = 1
+        groups = min(units, tasks)
+    elif not reduces and (inner == 1 or inner >= SCALAR_RUN or units == 1):
         pieces = max(<Py_ssize_t>1, min(job.rows, tasks))
         groups = min(units, tasks // pieces)
     elif inner == 1 or job.widen > 1:

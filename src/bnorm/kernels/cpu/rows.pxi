@@ -1,9 +1,13 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, expect_weights, in_float64, is_wide, kind_of_weights, line_of, narrow_of, read_activation, result,
-# scratch, vector (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows,
-# plan_sums, rounded_up, sizes (plan).
+# Uses data, expect_weights, in_float64, is_wide, kind_of_weights, narrow_of, read_activation, result, vector
+# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up,
+# sizes (plan).
 # Gives entries only.
+
+cdef enum:
+    FEW_LONG = 4            # rows of a thread beside which it pays to convert gamma and beta piece by piece, if all
+    FEW_VALUES = 1 << 14    # rows have so few values; or one row of any length
 
 
 cdef inline bint has_columns(const RowJob* job) noexcept nogil:
@@ -72,7 +76,10 @@ cdef int row_view(
 cdef inline size_t columns_size(const RowJob* job) noexcept nogil:
     """Return the bytes of gamma, beta or sums of columns, and of what loops read behind them, in full cache lines."""
     cdef size_t itemsize = sizeof(double) if job.wide else sizeof(float)
-    return rounded_up(job.groups * job.channels * itemsize + BN_BEYOND, BN_LINE) if has_columns(job) else 0
+    cdef Py_ssize_t n = job.groups * job.channels
+    if job.pieced:
+        n = PIECE
+    return rounded_up(n * itemsize + BN_BEYOND, BN_LINE) if has_columns(job) else 0
 
 
 cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memory) noexcept nogil:
@@ -84,7 +91,10 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
     if size > 0:
         mine.scale = memory
         mine.shift = memory + size
-        loops.columns(&mine, size)
+        if begin > 0:
+            mine.kept_gamma = mine.kept_beta = NULL
+        if not job.pieced:
+            loops.columns(&mine, size)
     cdef size_t near = job.inner * sizeof(double) + BN_BEYOND if job.weight != NULL else 0
     if job.room_size > 0:
         mine.room = <char*>malloc(job.room_size)
@@ -132,16 +142,27 @@ cdef int check_room(const RowJob* job) except -1:
     return 0
 
 
-cdef cnp.ndarray copied(const RowJob* job, cnp.ndarray a, const char* column):
-    """Return a flat copy of gamma or beta for a backward, or None: of `column`, as the first thread has stored it, if
-    there is one. Other cores do not read the copy, so the next one is not slow to write."""
+cdef cnp.ndarray copied(const RowJob* job, cnp.ndarray a, void** kept):
+    """Return a flat copy of gamma or beta for a backward, or None. If it is still empty, `kept` is set to its memory:
+    the first thread fills it as it converts the values. Other cores do not read it, so the next copy is not slow to
+    write."""
     cdef cnp.npy_intp n = job.groups * job.channels
     cdef cnp.ndarray copy
-    if a is None or columns_size(job) == 0 or job.weight != NULL:
+    if a is None or not has_columns(job) or job.weight != NULL:
         return None if a is None else a.flatten()
     copy = empty(1, &n, cnp.NPY_DOUBLE if job.wide else cnp.NPY_FLOAT)
-    memcpy(data(copy), column, cnp.PyArray_NBYTES(copy))
+    kept[0] = data(copy)
     return copy
+
+
+cdef inline Py_ssize_t pieced(const RowJob* job, int threads) noexcept nogil:
+    """Return how many values of rows share the gammas and betas that are converted piece by piece. 0: convert all first,
+    as that takes little time beside the rows of a thread."""
+    cdef Py_ssize_t size = job.channels, values = job.outer * size
+    if not has_columns(job) or job.groups > 1 or size < 2 * PIECE or job.outer > FEW_LONG * threads \
+            or job.narrow != BN_REAL or job.weight != NULL or job.stream:
+        return 0
+    return max(values, size) if values <= FEW_VALUES else size if job.outer <= threads else 0
 
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
@@ -179,18 +200,16 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     job.mean = <double*>data(mean_)
     job.rstd = <double*>data(rstd_)
     cdef int threads = row_threads(&job)
-    cdef char* memory = <char*>scratch(threads * 2 * columns_size(&job))
-    try:
-        with nogil:
-            run_rows(&job, threads, line_of(memory))
-        if copies:
-            gamma_ = copied(&job, gamma, line_of(memory))
-            if job.act.kind == BN_IDENTITY:     # then no gradient depends on beta
-                beta_ = beta
-            else:
-                beta_ = copied(&job, beta, line_of(memory) + columns_size(&job))
-    finally:
-        free(memory)
+    job.pieced = pieced(&job, threads)
+    cdef Memory memory = scratch(threads * 2 * columns_size(&job))
+    if copies:
+        gamma_ = copied(&job, gamma, &job.kept_gamma)
+        if job.act.kind == BN_IDENTITY:     # then no gradient depends on beta
+            beta_ = beta
+        else:
+            beta_ = copied(&job, beta, &job.kept_beta)
+    with nogil:
+        run_rows(&job, threads, memory.at)
     check_room(&job)
     found = (y if h is None else (y, h), mean_, rstd_)
     return (*found, gamma_, beta_) if copies else found
@@ -228,20 +247,17 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     cdef size_t columns = threads * 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
     # Rows of several groups first sum their columns in the type of x.
     cdef size_t parts = job.pieces * 2 * columns_size(&job) if params and job.group > 1 else 0
-    cdef char* memory = <char*>scratch(columns + parts + sums)
-    job.columns = line_of(memory) + columns
-    job.partial = <double*>(<char*>job.columns + parts)
-    try:
-        with nogil:
-            run_rows(&job, threads, line_of(memory))
-            if params:
-                for p in range(1, job.pieces):
-                    for c in range(2 * n):
-                        job.partial[c] += job.partial[p * 2 * n + c]
-                for c in range(n):
-                    dg[c] = bn_plain(job.partial[c])
-                    db[c] = bn_plain(job.partial[n + c])
-    finally:
-        free(memory)
+    cdef Memory memory = scratch(columns + parts + sums)
+    job.columns = memory.at + columns
+    job.partial = <double*>(memory.at + columns + parts)
+    with nogil:
+        run_rows(&job, threads, memory.at)
+        if params:
+            for p in range(1, job.pieces):
+                for c in range(2 * n):
+                    job.partial[c] += job.partial[p * 2 * n + c]
+            for c in range(n):
+                dg[c] = bn_plain(job.partial[c])
+                db[c] = bn_plain(job.partial[n + c])
     check_room(&job)
     return dx, dgamma_, dbeta_

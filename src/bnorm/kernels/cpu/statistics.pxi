@@ -3,13 +3,6 @@
 # Uses data (arrays), channels_of, expect, expect_like, need (guards).
 # Gives Target, assume, counted, fields, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
 
-cdef enum:
-    AT_A_TIME = 64      # channels whose averages are moved together
-
-ctypedef fused running_t:   # the type of running statistics
-    float
-    double
-
 ctypedef struct Target:
     # The arrays and the rule of a `bnorm.running.Statistics`. The Rule, a tuple, keeps the arrays alive.
     void* mean
@@ -198,36 +191,25 @@ cdef inline bn_batch batch_of(
 
 
 cdef Py_ssize_t average(
-    const Target* target, running_t* mean, running_t* var, const double* stats, double count, Py_ssize_t rows,
-    Py_ssize_t n
+    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n
 ) noexcept nogil:
     """Do `bn_move` for the moving average of a layer, in a loop that vectorizes: the usual case in training.
 
-    If a new mean or variance in a block is not finite, the channels of the block are moved one by one. Return the
-    number of channels that were skipped.
+    Where it finds a mean or variance that is not finite, some channels are moved one by one. Return the number of
+    channels that were skipped.
     """
-    cdef running_t[AT_A_TIME] new_mean, new_var
-    cdef Py_ssize_t begin = 0, c, size, odd, bad = 0
-    cdef double momentum = target.rule.momentum, divisor = count - target.rule.ddof
-    cdef const double* var_of_batch = stats + n
+    cdef Py_ssize_t begin = 0, c, bad = 0
+    cdef double divisor = count - target.rule.ddof
     if not divisor > 0.0:
         divisor = NAN
-    while begin < n:
-        size = min(<Py_ssize_t>AT_A_TIME, n - begin)
-        odd = 0
-        for c in range(size):
-            new_mean[c] = <running_t>(mean[c] + momentum * (stats[begin + c] - mean[c]))
-            new_var[c] = <running_t>(var[c] + momentum * (var_of_batch[begin + c] * count / divisor - var[c]))
-            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))
-        if odd == 0:
-            memcpy(mean, new_mean, size * sizeof(running_t))
-            memcpy(var, new_var, size * sizeof(running_t))
-        for c in range(begin, begin + size if odd else begin):
+    while True:
+        begin = loops.average(target.mean, target.var, target.single, stats, n, begin, target.rule.momentum, count,
+                              divisor)
+        if begin == n:
+            return bad
+        for c in range(begin, min(begin + AVERAGED, n)):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), False)
-        begin += size
-        mean += size
-        var += size
-    return bad
+        begin = min(begin + AVERAGED, n)
 
 
 cdef Py_ssize_t move_by_stats(
@@ -236,10 +218,7 @@ cdef Py_ssize_t move_by_stats(
     """Update by the statistics of a batch, as `forward` returns them. Return the number of skipped channels."""
     cdef Py_ssize_t c, bad = 0
     if count > 0.0 and not test and not counts(target):
-        if target.single:
-            bad = average(target, <float*>target.mean, <float*>target.var, stats, count, rows, n)
-        else:
-            bad = average(target, <double*>target.mean, <double*>target.var, stats, count, rows, n)
+        bad = average(target, stats, count, rows, n)
     elif count > 0.0:
         for c in range(n):
             bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)

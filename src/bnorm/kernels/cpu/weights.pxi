@@ -1,6 +1,6 @@
 # What is found of all weights at once: their sum, whether they can be used, and the size of the largest.
 #
-# Uses data, expect_weights, scratch (arrays), bypasses, parts, sizes (plan).
+# Uses data, expect_weights (arrays), bypasses, parts, sizes (plan).
 # Gives unit_of.
 
 cdef enum:
@@ -61,7 +61,8 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
     k.size = cnp.PyArray_ITEMSIZE(weight)
     k.parts = parts(k.n, PART)
     k.threads = threads_for(k.n, k.parts)
-    k.sums = <double*>scratch(k.parts * sizeof(double))
+    cdef Memory sums = scratch(k.parts * sizeof(double))
+    k.sums = <double*>sums.at
     with nogil:
         share(keep_share, &k, k.threads)
         for i in range(k.parts):
@@ -70,7 +71,6 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
         while i < k.n and above < 2:
             above += (<const double*>k.weight)[i] > 0.0 if k.size == sizeof(double) else k.weight[i] != 0
             i += 1
-    free(k.sums)
     return kept, sum, above
 
 

@@ -4,7 +4,7 @@
 # Uses Block, ROWS, block_rows, bounded, run_block, weigh_block, zero (channel_columns), block_sums (channel_grads),
 # Lines, Output, RARE, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts, block_moments
 # (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
-# Gives add_block, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
+# Gives add_block, average, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
 cdef enum:
@@ -222,6 +222,42 @@ cdef void merge_moments(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nog
         begin += n
 
 
+cdef Py_ssize_t average_of(
+    real* mean, real* var, const double* stats, Py_ssize_t n, Py_ssize_t begin, double momentum, double count,
+    double divisor
+) noexcept nogil:
+    """Move running means and variances of n channels, from `begin` on, towards those of a batch in stats, AVERAGED at a
+    time. Return where a new one is not finite: these channels are not moved, nor any behind them. Or return n."""
+    cdef real[AVERAGED] new_mean, new_var
+    cdef const double* batch_mean
+    cdef const double* batch_var
+    cdef Py_ssize_t c, size, odd
+    while begin < n:
+        size = min(<Py_ssize_t>AVERAGED, n - begin)
+        batch_mean = stats + begin
+        batch_var = batch_mean + n
+        odd = 0
+        for c in range(size):
+            new_mean[c] = <real>(mean[begin + c] + momentum * (batch_mean[c] - mean[begin + c]))
+            new_var[c] = <real>(var[begin + c] + momentum * (batch_var[c] * count / divisor - var[begin + c]))
+            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))
+        if odd:
+            return begin
+        memcpy(mean + begin, new_mean, size * sizeof(real))
+        memcpy(var + begin, new_var, size * sizeof(real))
+        begin += size
+    return n
+
+
+cdef Py_ssize_t average(
+    void* mean, void* var, bint single, const double* stats, Py_ssize_t n, Py_ssize_t begin, double momentum,
+    double count, double divisor
+) noexcept nogil:
+    if single:
+        return average_of(<float*>mean, <float*>var, stats, n, begin, momentum, count, divisor)
+    return average_of(<double*>mean, <double*>var, stats, n, begin, momentum, count, divisor)
+
+
 cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Add the gradient sums of all pieces, in index order, to the first."""
     cdef Py_ssize_t p, c, size = job.channels
@@ -234,7 +270,7 @@ cdef void merge_sums(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
 
 
 cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Fill in stats. mean and var come from the first partial; if there is none (NULL), they are in stats already."""
+    """Fill in stats. Unless the job gives mean and var, they come from the first partial."""
     cdef Py_ssize_t c, size = job.channels
     cdef double eps = job.eps
     cdef double* mean = job.stats
@@ -243,13 +279,15 @@ cdef void finish_forward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept no
     cdef double* scale = rstd + size
     cdef double* shift = scale + size
     cdef const double* n = job.partial
-    if n != NULL:
+    if job.mean == NULL:
         for c in range(begin, end):
             mean[c] = bn_plain(n[size + c] + n[3 * size + c])
             var[c] = bn_plain(n[2 * size + c] / (n[c] if n[c] > 0.0 else 1.0))
         for c in range(begin, end):
             rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, n[c]))
     else:       # a separate loop: both vectorize
+        memcpy(mean + begin, job.mean + begin, (end - begin) * sizeof(double))
+        memcpy(var + begin, job.var + begin, (end - begin) * sizeof(double))
         for c in range(begin, end):
             rstd[c] = bn_plain(bn_rstd(mean[c], var[c], eps, 1.0))
     for c in range(begin, end):

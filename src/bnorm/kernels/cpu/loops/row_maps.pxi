@@ -5,7 +5,8 @@
 #
 # Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient (row_residual), BATCH
 # (row_short), affine_of, row_numbers (row_sums).
-# Gives edge_of, forward_maps, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics.
+# Gives edge_of, forward_maps, gradient_of_runs, map_by_pieces, numbers_of_runs, params_in, row_room, short_runs,
+# through_statistics.
 
 cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
     """Return the edge between the rows of a task that sends them as they are computed, or NULL."""
@@ -122,6 +123,51 @@ cdef void forward_maps(
                 k += rows
                 g = (g + rows) % job.groups
         row += n
+
+
+cdef inline void param_in(
+    const double* values, bint single, real absent, Py_ssize_t i, Py_ssize_t n, void* kept, real* to
+) noexcept nogil:
+    """Convert n values of gamma or beta from the i-th on; `absent` stands for each if there are none (NULL). kept: a
+    copy, whose values are stored too; or NULL. single: the values are float32."""
+    cdef Py_ssize_t c
+    if values == NULL:
+        for c in range(n):
+            to[c] = absent
+    elif single:
+        for c in range(n):
+            to[c] = (<const float*>values)[i + c]
+    else:
+        for c in range(n):
+            to[c] = <real>values[i + c]
+    if kept != NULL:
+        memcpy(<real*>kept + i, to, n * sizeof(real))
+
+
+cdef inline void params_in(RowJob* job, Py_ssize_t i, Py_ssize_t n, const real* x) noexcept nogil:
+    """Store n values of gamma and beta, from the i-th on, where the maps of rows read them."""
+    # Without an activation no gradient depends on beta.
+    cdef const double* beta = NULL if job.dy != NULL and job.act.kind == BN_IDENTITY else job.beta
+    param_in(job.gamma, job.single_gamma, <real>1.0, i, n, job.kept_gamma, <real*>job.scale)
+    param_in(beta, job.single_beta, <real>0.0, i, n, job.kept_beta, <real*>job.shift)
+
+
+cdef void map_by_pieces(RowJob* job, Py_ssize_t row, Py_ssize_t rows, Output* out, const real* x) noexcept nogil:
+    """Map some long rows, a piece of each at a time. So gamma and beta are converted piece by piece, and read from the
+    first-level cache; all of them would take longer to store, and to read again, than a row."""
+    cdef real[BATCH] h, r, b
+    cdef Py_ssize_t size = job.channels, i = 0, k, n, at
+    cdef Numbers of
+    row_numbers(job, row, 1, rows, h, r, b)
+    while i < size:
+        n = min(<Py_ssize_t>PIECE, size - i)
+        params_in(job, i, n, x)
+        for k in range(rows):
+            of = affine_of(job, h + k, r + k, b + k, 0)
+            at = (row + k) * size + i
+            bn_map_rows(job.act, 1, n, x + at, <real*>out.y + at, &of, <bn_edge*>NULL)
+        i += n
+    job.kept_gamma = job.kept_beta = NULL
 
 
 cdef inline void through_statistics(

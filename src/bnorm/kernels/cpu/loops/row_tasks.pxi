@@ -7,9 +7,9 @@
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
 # block_moments, careful_sums, centered_sums (channel_moments), AT_ONCE, backward_long_rows, backward_rows,
-# backward_short_rows (row_gradients), forward_maps, short_runs (row_maps), SentSums, close_sums, open_sums,
-# second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short), piece_of, readable, walk_on
-# (row_sums), weighted_backward, weighted_forward (row_weighted).
+# backward_short_rows (row_gradients), forward_maps, map_by_pieces, params_in, short_runs (row_maps), SentSums,
+# close_sums, open_sums, second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short), piece_of,
+# readable, walk_on (row_sums), weighted_backward, weighted_forward (row_weighted).
 # Gives FETCH_BYTES, columns_of_rows, row_task.
 
 cdef enum:
@@ -73,7 +73,7 @@ cdef void forward_rows(
     """
     cdef Py_ssize_t size = job.channels * job.inner, groups = max(<Py_ssize_t>1, job.groups)
     cdef bint short = 0 < size <= SHORT
-    cdef Py_ssize_t most = FORWARD if real is float else FORWARD // 2
+    cdef Py_ssize_t most = max(FORWARD, job.pieced) if real is float else max(FORWARD // 2, job.pieced)
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most // size)) if short else 1
     cdef const real* h = x
     while row < end:
@@ -84,7 +84,10 @@ cdef void forward_rows(
             short_moments(job, row, batch, size, total - row * size, walk_on(job, out), h + row * size)
         else:
             row_moments(job, row, size, h + row * size)
-        forward_maps(job, row, batch, row % groups, out, h)
+        if job.pieced:
+            map_by_pieces(job, row, batch, out, h)
+        else:
+            forward_maps(job, row, batch, row % groups, out, h)
         row += batch
 
 
@@ -207,32 +210,16 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
         bn_fence()
 
 
-cdef inline void column(
-    const double* values, bint single, real absent, Py_ssize_t n, size_t size, real* to
-) noexcept nogil:
-    """Write n values of gamma or beta, or `absent` where there are none (NULL), and zeros up to `size` bytes. single:
-    the values are float32."""
-    cdef Py_ssize_t c
-    if values != NULL and single:
-        for c in range(n):
-            to[c] = (<const float*>values)[c]
-    elif values != NULL:
-        for c in range(n):
-            to[c] = <real>values[c]
-    else:
-        for c in range(n):
-            to[c] = absent
-    memset(to + n, 0, size - n * sizeof(real))
+cdef void columns_in(RowJob* job, Py_ssize_t size, const real* x) noexcept nogil:
+    cdef Py_ssize_t n = job.groups * job.channels
+    params_in(job, 0, n, x)
+    memset(<real*>job.scale + n, 0, size - n * sizeof(real))
+    memset(<real*>job.shift + n, 0, size - n * sizeof(real))
 
 
 cdef void columns_of_rows(RowJob* job, Py_ssize_t size) noexcept nogil:
     """Store gamma and beta in the type that the rows are computed in, `size` bytes of each, with zeros at the end."""
-    cdef Py_ssize_t n = job.groups * job.channels
-    # Without an activation no gradient depends on beta.
-    cdef const double* beta = NULL if job.dy != NULL and job.act.kind == BN_IDENTITY else job.beta
     if job.wide:
-        column(job.gamma, False, 1.0, n, size, <double*>job.scale)
-        column(beta, False, 0.0, n, size, <double*>job.shift)
+        columns_in(job, size, <const double*>NULL)
     else:
-        column(job.gamma, job.single_gamma, <float>1.0, n, size, <float*>job.scale)
-        column(beta, job.single_beta, <float>0.0, n, size, <float*>job.shift)
+        columns_in(job, size, <const float*>NULL)

@@ -28,12 +28,14 @@ from libc.stdint cimport PTRDIFF_MAX, int64_t
 from libc.string cimport memcpy, memmove, memset
 
 from bnorm.kernels.cpu.jobs cimport (
+    AVERAGED,
     BLOCK,
     BUFFER,
     CHUNK,
     FIRST,
     FORWARD,
     LANES,
+    PIECE,
     SCALAR_RUN,
     STRIPE,
     TILE,
@@ -60,6 +62,7 @@ cdef extern from "formulas.h" nogil:
     void bn_add_block(double*, double*, double*, double*, double, double, double, double, double)
     double bn_rstd(double, double, double, double)
     double bn_fold(double, double, double, double)
+    bint bn_finite(double)
     double bn_plain(double)
     double bn_bounded(double)
     double bn_grad_b(double, double, double)
@@ -246,6 +249,7 @@ table.reduce = task_of_reduction
 table.map = task_of_map
 table.merge_moments = merge_moments
 table.merge_sums = merge_sums
+table.average = average
 table.finish_forward = finish_forward
 table.fold_forward = fold_forward
 table.center_sums = center_sums
