@@ -154,6 +154,7 @@ ROWS = [  # (N, G, K, L)
     (5, 1, 7, 1),  # layer norm
     (20, 1, 768, 1),  # a transformer's
     (3, 1, 2049, 1),  # one value more than the buffer
+    (2, 2, 2100, 1),  # group norm of (N, C) with long groups
     (1, 1, 16500, 1),  # longer than a block
     (4, 1, 1, 1),  # one feature
     (300, 1, 33, 1),  # many short rows, several pieces
@@ -203,7 +204,7 @@ def test_rows(backend, shape, dtype, affine, rule, act):
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("act", [IDENTITY, RELU], ids=["", "relu"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(5, 1, 7, 1), (4, 1, 1500, 1), (17, 3, 5, 1), (3, 4, 2, 49), (0, 1, 8, 1)])
+@pytest.mark.parametrize("shape", [(5, 1, 7, 1), (4, 1, 2100, 1), (17, 3, 5, 1), (3, 4, 2, 49), (0, 1, 8, 1)])
 def test_float32_parameters_are_those_of_float64(shape, dtype, act, weighted):
     rng = np.random.default_rng(shape)
     x, dy = rng.standard_normal((2, *shape)).astype(dtype)
@@ -236,6 +237,11 @@ def test_gamma_is_copied_as_the_rows_read_it(dtype):
     assert gamma.dtype == beta.dtype == ("float64" if wide else "float32")
     assert_same(gamma, g.astype(gamma.dtype))
     assert_same(beta, gamma)
+    for shape in [(1, 1, 5000, 1), (3, 1, 2100, 1), (40, 1, 2100, 1), (0, 1, 2100, 1)]:
+        many, g_, b_ = np.ones(shape, dtype), *np.random.default_rng(shape).random((2, shape[2]))
+        *_, gamma, beta = cpu.rows_forward(many, g_, b_, 1e-5, act=RELU, copies=True)
+        assert_same(gamma, g_.astype(gamma.dtype), shape=shape)
+        assert_same(beta, b_.astype(gamma.dtype), shape=shape)
     for options in ({"x": x.reshape(2, 1, 3, 2)}, {"x": x[:, :, :3].copy(), "weight": np.ones((2, 1))}):
         *_, gamma, beta = cpu.rows_forward(gamma=g[:3], beta=g[3:], eps=1e-5, act=RELU, copies=True, **options)
         assert_same(gamma, g[:3])
@@ -246,7 +252,7 @@ def surrounded(row, by):
     return np.concatenate([by, row] * 11 + [by])
 
 
-A_ROW = [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (3, 2, 49)]
+A_ROW = [(1, 7, 1), (1, 33, 1), (2, 100, 1), (1, 300, 1), (1, 1100, 1), (1, 2300, 1), (3, 2, 49)]
 
 
 @every_pair(["shape", "dtype"], product(A_ROW, ["float32", "float64"]), affine=AFFINE, rule=RULES, act=ACTIVATIONS)

@@ -65,6 +65,14 @@ def threads_of_tables(*shapes):
         fork(lambda x=x: starts(1, lambda: F.moments(x)))
 
 
+def threads_of_maps(*shapes):
+    """OMP_NUM_THREADS=2: both of them normalize each by known statistics."""
+    for shape in shapes:
+        x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
+        print(shape, flush=True)
+        fork(lambda x=x: starts(1, lambda: F.batch_norm(x, mean=np.zeros(x.shape[1]), var=np.ones(x.shape[1]))))
+
+
 def threads_that_were_set():
     """OMP_NUM_THREADS=3, and then the number that the program sets, larger or smaller."""
     for n in (1, 2, 5, 3):

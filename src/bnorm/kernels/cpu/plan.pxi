@@ -15,6 +15,7 @@ cdef enum:
     MIN_ROWS = 512          # least rows in a piece of columns, unless there are two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     FEW_ROWS = 32           # the map of so few rows takes about as long as to make the numbers of its channels
+    FETCHED = 64            # values that are mapped in the time in which a core gets the numbers of a channel from another
     SHARERS = 4             # tasks of a thread when the channels of a task share weights
     LEFT = 8                # widening leaves at least this many rows: as many are summed side by side
     FULL = 64               # in a row of this many columns, the rest that does not fill a vector costs little
@@ -190,9 +191,16 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     job.pieces = parts(job.rows, job.piece)
 
 
+cdef inline Py_ssize_t work_of(const Job* job) noexcept nogil:
+    """Return the number of float32 values whose forward takes about as long on several threads."""
+    cdef Py_ssize_t values = job.outer * job.channels * job.inner * (1 + job.wide) * (1 if job.dy == NULL else 2)
+    # With given statistics, other threads soon wait for the numbers of the channels, which the first thread has made.
+    return values - job.channels * FETCHED if job.mean != NULL and job.pieces > 1 else values
+
+
 cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
     """Put up to `most` channels into a task if inner > 1, so that the task sums their common weights only once."""
-    cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
+    cdef Py_ssize_t threads = threads_for(work_of(job), job.pieces * job.groups)
     cdef Py_ssize_t groups = parts(SHARERS * threads, job.pieces)
     most = min(most, parts(job.channels, groups)) // job.tile * job.tile
     if job.inner > 1 and most > job.group:
@@ -214,7 +222,7 @@ cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
     """Whether both passes over a group of channels find their values outside the second-level cache, in pieces far
     apart that no processor prefetches by itself. n_bytes: the size of all arrays.
     """
-    cdef Py_ssize_t threads = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups)
+    cdef Py_ssize_t threads = threads_for(work_of(job), job.pieces * job.groups)
     return n_bytes >= <size_t>(threads * SCATTERED)
 
 
@@ -240,7 +248,7 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
     backwards: each thread runs its tasks in reverse order, as the values of the last ones are in the cache.
     """
     cdef Py_ssize_t n = job.pieces * job.groups
-    cdef int threads = threads_for(job.outer * job.channels * job.inner, n)
+    cdef int threads = threads_for(work_of(job), n)
     cdef Run r = Run(task, job, n, threads, backwards)
     if threads == 1:
         run_share(&r, 0)

@@ -111,7 +111,7 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
 
 cdef int row_threads(const RowJob* job) noexcept nogil:
     cdef Py_ssize_t values = job.channels * job.inner * (1 if job.dy == NULL else 2)
-    return threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
+    return threads_for(job.outer * job.groups * (values * (1 + job.wide) + ROW), job.pieces * job.cuts)
 
 
 cdef struct RowRun:
@@ -156,13 +156,13 @@ cdef cnp.ndarray copied(const RowJob* job, cnp.ndarray a, void** kept):
 
 
 cdef inline Py_ssize_t pieced(const RowJob* job, int threads) noexcept nogil:
-    """Return how many values of rows share the gammas and betas that are converted piece by piece. 0: convert all first,
-    as that takes little time beside the rows of a thread."""
+    """Return how many values of rows share the gammas and betas that are converted piece by piece. 0: convert all of
+    these first, as that takes little time beside the rows of a thread."""
     cdef Py_ssize_t size = job.channels, values = job.outer * size
-    if not has_columns(job) or job.groups > 1 or size < 2 * PIECE or job.outer > FEW_LONG * threads \
-            or job.narrow != BN_REAL or job.weight != NULL or job.stream:
+    if not has_columns(job) or job.weight != NULL or job.groups > 1 or size < 2 * PIECE \
+            or not 0 < job.outer <= FEW_LONG * threads:
         return 0
-    return max(values, size) if values <= FEW_VALUES else size if job.outer <= threads else 0
+    return values if values <= FEW_VALUES else size if job.outer <= threads else 0
 
 
 def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, int rule=0, act=IDENTITY,
