@@ -302,7 +302,9 @@ def row_forward(
     either = beta if gamma is None else gamma
     saved.parameter_shape = () if either is None else either.shape
     if out is None:
-        out = view.ordered(view.restore(y, layout), order)
+        out = view.restore(y, layout)
+        if order is not None:
+            out = view.ordered(out, order)
     elif room[1] is not None:
         _deliver(y, layout, room, x if added is None else None, saved)
     if added is None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels.cpu.entries import contiguous, copy_into
+from bnorm.kernels.cpu.entries import contiguous, copy_into, restored
 
 Shape = tuple[int, ...]
 Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
@@ -43,7 +43,7 @@ LONG = 32  # for so many values, the time to merge their statistics does not mat
 
 
 class Layout(NamedTuple):
-    """The memory order of the axes of an array, and its block. A function of shape, strides and axis."""
+    """The memory order of the axes of an array, and its block. Compiled entries know the fields by their places."""
 
     shape: Shape  # of x
     block: Shape  # the shape that kernels see; the same object as `shape` if that is the shape of x
@@ -107,9 +107,9 @@ def into(out: Array, layout: Layout) -> Array | None:
 
 def restore(a: Array, layout: Layout) -> Array:
     """Return a view of a kernel's result with the shape and the axis order of x."""
-    if layout.block is layout.shape:
-        return a
-    a = a.reshape(layout.permuted)
+    if type(a) is ndarray:
+        return restored(a, layout)
+    a = a if layout.block is layout.shape else a.reshape(layout.permuted)
     return a if layout.order is None else a.transpose(layout.inverse)
 
 

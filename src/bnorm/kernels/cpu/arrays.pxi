@@ -231,6 +231,32 @@ def in_float64(tuple vectors not None):
     return tuple(found)
 
 
+cdef enum:  # the fields of a view.Layout, a tuple
+    SHAPE
+    BLOCK
+    ORDER
+    PERMUTED
+    INVERSE
+
+
+cdef inline tuple layout_of(layout):
+    if not isinstance(layout, tuple) or len(<tuple>layout) <= INVERSE:
+        raise TypeError(f"layout: expected a Layout, got {type(layout).__name__}")
+    return <tuple>layout
+
+
+cdef cnp.ndarray shaped(cnp.ndarray a, tuple shape):
+    """Return a.reshape(shape), in half the time."""
+    cdef cnp.npy_intp[MOST_AXES] sizes
+    cdef cnp.PyArray_Dims dims
+    cdef int i
+    dims.len = <int>min(len(shape), MOST_AXES)
+    dims.ptr = sizes
+    for i in range(dims.len):
+        sizes[i] = shape[i]
+    return cnp.PyArray_Newshape(a, &dims, cnp.NPY_CORDER)
+
+
 def again(x, layout):
     """Return x in the shape of the block of a view.Layout, or None if x needs the longer way: unless it is a NumPy
     array of floats, in C order and aligned, of the shape that the layout was made for.
@@ -239,17 +265,25 @@ def again(x, layout):
         return None
     cdef cnp.ndarray a = x
     cdef int kind = cnp.PyArray_TYPE(a)
-    cdef tuple shape = layout.shape
+    cdef tuple seen = layout_of(layout), shape = seen[SHAPE]
     cdef Py_ssize_t i, n = cnp.PyArray_NDIM(a)
     if kind != cnp.NPY_FLOAT and kind != cnp.NPY_DOUBLE and kind != cnp.NPY_FLOAT16 and not is_bfloat(a):
         return None
-    if layout.order is not None or n != len(shape) or not (readable(a) and cnp.PyArray_ISALIGNED(a)):
+    if seen[ORDER] is not None or n != len(shape) or not (readable(a) and cnp.PyArray_ISALIGNED(a)):
         return None
     for i in range(n):
         if cnp.PyArray_DIMS(a)[i] != shape[i]:
             return None
-    block = layout.block
-    return a if block is shape else a.reshape(block)
+    return a if seen[BLOCK] is shape else shaped(a, seen[BLOCK])
+
+
+def restored(cnp.ndarray a not None, layout):
+    """Return a view of a kernel's result in the shape and the axis order of the x of a view.Layout."""
+    cdef tuple seen = layout_of(layout)
+    if seen[BLOCK] is seen[SHAPE]:
+        return a
+    a = shaped(a, seen[PERMUTED])
+    return a if seen[ORDER] is None else a.transpose(seen[INVERSE])
 
 
 def add(cnp.ndarray total, cnp.ndarray part, cnp.ndarray other=None, cnp.ndarray other_part=None):
@@ -340,7 +374,7 @@ def ready(out, x, layout, tuple given):
     if type(out) is not cnp.ndarray or type(x) is not cnp.ndarray:
         return None
     cdef cnp.ndarray to = out
-    cdef tuple shape = layout.shape
+    cdef tuple seen = layout_of(layout), shape = seen[SHAPE]
     cdef Py_ssize_t i, n = cnp.PyArray_NDIM(to)
     cdef char* begin = <char*>data(to)
     cdef char* end = begin + cnp.PyArray_NBYTES(to)
@@ -349,9 +383,8 @@ def ready(out, x, layout, tuple given):
     for i in range(n):
         if cnp.PyArray_DIMS(to)[i] != shape[i]:
             return None
-    order = layout.order
-    if order is not None:
-        to = to.transpose(order)
+    if seen[ORDER] is not None:
+        to = to.transpose(seen[ORDER])
     if not cnp.PyArray_ISCARRAY(to):
         return None
     for arrays in given:

@@ -159,8 +159,8 @@ cdef inline Py_ssize_t pieced(const RowJob* job, int threads) noexcept nogil:
     """Return how many values of rows share the gammas and betas that are converted piece by piece. 0: convert all of
     these first, as that takes little time beside the rows of a thread."""
     cdef Py_ssize_t size = job.channels, values = job.outer * size
-    if not has_columns(job) or job.weight != NULL or job.groups > 1 or size < 2 * PIECE \
-            or not 0 < job.outer <= FEW_LONG * threads:
+    if not has_columns(job) or job.weight != NULL or (job.residual != NULL and job.stream) or job.groups > 1 \
+            or size < 2 * PIECE or not 0 < job.outer <= FEW_LONG * threads:
         return 0
     return values if values <= FEW_VALUES else size if job.outer <= threads else 0
 
