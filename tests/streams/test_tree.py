@@ -50,6 +50,17 @@ def test_parts_are_normalized_and_all_else_passes(rng):
     assert arrays(tree) != before
 
 
+def test_every_part_has_a_mode_of_its_own():
+    tree, obs = RunningNorm.tree({"a": np.zeros(2), "b": (np.zeros(2),)}), {"a": np.ones(2), "b": (np.ones(2),)}
+    tree.eval()["a"].train()
+    tree(obs)
+    assert (tree["a"].count.sum(), tree["b"][0].count.sum()) == (2, 0)
+    tree.eval().update(obs)
+    assert (tree["a"].count.sum(), tree["b"][0].count.sum()) == (4, 2)
+    with pytest.raises(TypeError, match="RunningNormTree: mode: expected True or False, got 1"):
+        tree.train(1)
+
+
 def test_a_part_in_inference_does_not_look_for_what_is_not_finite():
     tree = RunningNorm.tree({"a": np.zeros(2), "b": np.zeros(2)}, nonfinite="raise")
     tree["a"].eval()
@@ -96,6 +107,8 @@ def test_errors_change_no_part(rng):
         tree + RunningNorm.tree((np.zeros(3),))
     with pytest.raises(ValueError, match=r"-: expected parts a on both sides, got a, b"):
         RunningNorm.tree({"a": np.zeros(3)}) - RunningNorm.tree({"a": np.zeros(3), "b": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"\+: expected parts a\.b on both sides, got a"):
+        RunningNorm.tree({"a": {"b": np.zeros(3)}}) + RunningNorm.tree({"a": np.zeros(3)})
     with pytest.raises(ValueError, match=r"\+: expected parts \['0'\] on both sides, got \[0\]"):
         RunningNorm.tree({"0": np.zeros(3)}) + RunningNorm.tree((np.zeros(3),))
     with pytest.raises(TypeError, match="expected arrays of floats, or a space with a Box"):

@@ -57,8 +57,8 @@ class RunningNormTree(Normalizer):
             )
 
     def __call__(self, obs: Any) -> Any:
-        """Update the statistics, in training mode, and normalize: an observation of the same structure."""
-        return self._moved(obs, lambda norm: norm.training) if self._training else self.normalize(obs)
+        """Update the statistics of parts in training mode, and normalize: an observation of the same structure."""
+        return self._moved(obs, lambda norm: norm.training)
 
     def update(self, obs: Any) -> None:
         """Update the statistics, in either mode, without normalizing."""
