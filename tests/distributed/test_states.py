@@ -4,11 +4,12 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 
 import bnorm
 import bnorm.functional as F
 from bnorm.distributed import sums
-from bnorm.distributed.engine import NUMBER, Map, Reading
+from bnorm.distributed.engine import NONE, NUMBER, Map, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.files import container
 from engine_parts import ROWS, close, kinds, parts_of
@@ -143,13 +144,18 @@ def test_results_are_in_memory_that_arrow_uses_again():
 def test_features_without_names():
     x = np.random.default_rng(0).normal(size=(30, 3))
     t = bnorm.BatchNormTransformer().fit(x)
-    data = pa.table({"p": x[:, 0], "q": pa.array(list(x[:, 1:]))})
-    got = Map.of("test", t, kinds(data), None).table(data)
+    data = pa.table({"p": x[:, 0], "q": pa.array(list(x[:, 1:]))}, metadata={"of": "the table"})
+    mapping = Map.of("test", t, kinds(data), None)
+    got = mapping.table(data)
+    assert got.schema.metadata == mapping.batch(data.to_batches()[0]).schema.metadata == {b"of": b"the table"}
+    with pytest.raises(ValueError, match="Input X contains infinity"):
+        mapping.table(data.set_column(0, "p", pa.array([np.inf] * 30)))
     np.testing.assert_allclose(np.stack(got["q"].to_pylist()), t.transform(x)[:, 1:])
     missing = data.set_column(1, "q", pa.nulls(30, data.schema.field("q").type))
-    assert Map.of("test", t, kinds(data), None).table(missing)["q"] == missing["q"]
-    with pytest.raises(ValueError, match="columns: expected columns of 3 features, got p"):
-        Map.of("test", t, kinds(data), ["p"])
+    assert mapping.table(missing)["q"] == missing["q"]
+    for columns in (["p"], ["q", "r"], ["q", "p", "a", "b", "c"]):
+        with pytest.raises(ValueError, match=f"columns: expected columns of 3 features, got {', '.join(columns)}"):
+            Map.of("test", t, kinds(data) | {"r": 1, "a": 0, "b": 0, "c": 0}, columns)
 
 
 @pytest.mark.parametrize("item", [pa.float32(), pa.int8()], ids=str)
@@ -179,6 +185,19 @@ def test_vectors_of_every_kind(kind, item):
     assert rows[5] is None
 
 
+def test_vectors_in_a_column_whose_name_has_brackets():
+    data = pa.table({"v[0]": [[1.0, 2.0], [3.0, 6.0]], "n[1]": [1.0, 5.0]})
+    reading = Reading.of("test", kinds(data), None, None)
+    t = bnorm.BatchNormTransformer()
+    with pytest.raises(NotFittedError):
+        Map.of("test", t, kinds(data), None)
+    reading.fit(t, [reading.state([data])])
+    assert list(t.feature_names_in_) == ["v[0][0]", "v[0][1]", "n[1]"]
+    got = Map.of("test", t, kinds(data), None).table(data)
+    assert got.to_pydict() == {"v[0]": [[-1.0, -1.0], [1.0, 1.0]], "n[1]": [-1.0, 1.0]}
+    assert reading.state([data.to_batches()[0].slice(0, 0)]) == NONE
+
+
 def test_types_may_differ_from_file_to_file():
     x = np.arange(24.0).reshape(12, 2)
     files = [
@@ -203,6 +222,7 @@ BAD = [
     (table_with(), {"columns": ["z"]}, r"test: expected a column 'z', got 'a'"),
     (table_with(), {"columns": []}, r"test: columns: expected names of columns, each once, at least one, got \[\]"),
     (table_with(), {"columns": ["a", "a"]}, r"each once"),
+    (table_with(), {"columns": [0]}, r"test: columns: expected names of columns"),
     (table_with(), {"columns": ["a"], "sample_weight": "z"}, r"test: expected a column 'z'"),
     (table_with(s=["x", "y"]), {"columns": ["s"]}, r"test: column 's': expected numbers or vectors of numbers"),
     (
