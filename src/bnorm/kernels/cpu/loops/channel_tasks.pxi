@@ -99,7 +99,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef double* partial = job.partial + p * 4 * job.channels
     cdef bn_ahead walk
     cdef double[TOTALS] totals
-    for i in range(4):
+    for i in range(4 if job.dy == NULL else 2):
         zero(partial + i * job.channels + begin, end - begin)
     if job.inner == 0:
         return
