@@ -256,13 +256,15 @@ def test_a_batch_of_several_steps_counts_once():
     assert (t.n_batches_seen_, t.n_samples_seen_) == (2, 10)
 
 
-def test_fit_weighs_rows_alike_and_later_rows_age_them():
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_fit_weighs_rows_alike_and_later_rows_age_them(ddof):
     x = table(50)
-    t = BatchNormTransformer(halflife=8.0).fit(x[:30]).partial_fit(x[30:])
+    t = BatchNormTransformer(halflife=8.0, ddof=ddof).fit(x[:30]).partial_fit(x[30:])
     fade = np.r_[np.full(30, 0.5 ** (20 / 8)), 0.5 ** (np.arange(19, -1, -1) / 8)]
     mean = np.average(x, axis=0, weights=fade)
     np.testing.assert_allclose(t.mean_, mean, rtol=1e-13)
-    np.testing.assert_allclose(t.var_, np.average((x - mean) ** 2, axis=0, weights=fade), rtol=1e-12)
+    var = np.average((x - mean) ** 2, axis=0, weights=fade) / (1 - ddof * (fade**2).sum() / fade.sum() ** 2)
+    np.testing.assert_allclose(t.var_, var, rtol=1e-12)
 
 
 @pytest.mark.parametrize("parameters", [{"momentum": None}, {"halflife": 5.0}])
