@@ -325,14 +325,11 @@ def test_a_merge_with_a_weighted_stream_counts_weights():
 
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_merge_of_streams_that_end_together(ddof):
-    x, y = table(100), table(70, seed=5)
-    t = (
-        BatchNormTransformer(halflife=9.0, ddof=ddof)
-        .partial_fit(x)
-        .merge(BatchNormTransformer(halflife=9.0, ddof=ddof).partial_fit(y))
-    )
-    fade = np.r_[0.5 ** (np.arange(99, -1, -1) / 9), 0.5 ** (np.arange(69, -1, -1) / 9)]
-    both = np.r_[x, y]
+    x, y, later = table(95), table(70, seed=5), table(5, seed=6)
+    t = BatchNormTransformer(halflife=9.0, ddof=ddof).partial_fit(x)
+    t.merge(BatchNormTransformer(halflife=9.0, ddof=ddof).partial_fit(y)).partial_fit(later)
+    fade = np.r_[0.5 ** (np.arange(99, -1, -1) / 9), 0.5 ** (np.arange(74, 4, -1) / 9)]
+    both = np.r_[x, later, y]
     mean = np.average(both, axis=0, weights=fade)
     np.testing.assert_allclose(t.mean_, mean, rtol=1e-12)
     divisor = fade.sum() - ddof * (fade**2).sum() / fade.sum()
