@@ -14,10 +14,14 @@ def table(n):
     return np.random.default_rng(0).normal(3.0, 2.0, (n, 3))
 
 
+def as_bytes(value):
+    return [*map(as_bytes, value)] if isinstance(value, tuple) else np.asarray(value).tobytes()
+
+
 def state_of(t):
     """All that a call could change, as bytes."""
     names = [name for name in dir(t) if name.endswith("_") and not name.startswith("_") and name != "layer_"]
-    found = {name: np.asarray(getattr(t, name)).tobytes() for name in names if hasattr(t, name)}
+    found = {name: as_bytes(getattr(t, name)) for name in names if hasattr(t, name)}
     if hasattr(t, "layer_"):
         found |= {name: a.tobytes() for name, a in t.layer_.state_dict().items()}
         statistics = t.layer_._running
@@ -213,6 +217,23 @@ def test_a_stream_goes_on_as_it_began():
     np.testing.assert_allclose(t.mean_, 2 * x.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(t.scale_, np.sqrt(4 * x.var(axis=0) + 1), rtol=1e-14)
     assert (t.layer_.momentum, t.layer_.eps) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("history", [None, 2])
+def test_parameters_of_a_batch_that_is_refused_have_no_effect(history):
+    x = table(10)
+    t = BatchNormTransformer(momentum=0.5, history=8)
+    for rows in np.split(x, 5):
+        t.partial_fit(rows)
+    kept, y = state_of(t), t.transform(x)
+    t.set_params(momentum=1.0, eps=1.0, history=history)
+    with pytest.raises(ValueError, match="infinity"):
+        t.partial_fit(np.full_like(x, np.inf))
+    assert state_of(t) == kept
+    assert (t.layer_.momentum, t.layer_.eps) == (0.5, 0.0)
+    np.testing.assert_array_equal(t.transform(x), y)
+    t.partial_fit(2 * x)
+    assert (t.layer_.momentum, t.layer_.eps, t.history_ is None) == (1.0, 1.0, history is None)
 
 
 def test_columns_of_a_frame_that_are_no_numbers_are_named():

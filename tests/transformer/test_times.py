@@ -161,6 +161,15 @@ def test_every_nanosecond_counts_over_decades(cut):
     np.testing.assert_array_equal(t.mean_, x[1])
 
 
+def test_merge_ages_by_a_half_life_that_has_changed_since():
+    x, y, times, later = table(5), table(5, seed=1), seconds(range(5)), seconds(range(3, 8))
+    one = BatchNormTransformer(halflife="1s").fit(x, times=times).set_params(halflife="1h")
+    other = BatchNormTransformer(halflife="1h").fit(y, times=later)
+    expected = copy.deepcopy(one).partial_fit(y, times=later)
+    np.testing.assert_allclose(one.merge(other).mean_, expected.mean_, rtol=1e-13)
+    np.testing.assert_allclose(one.var_, expected.var_, rtol=1e-12)
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_merge_ages_both_sides_to_the_later_time(ddof):
     x, rng = table(300), np.random.default_rng(1)

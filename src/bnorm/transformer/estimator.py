@@ -234,9 +234,11 @@ class BatchNormTransformer(
         if x.rows == 1:
             self._tell_of_single_rows(state)
         if changed:
-            state.follow(self.momentum, self.halflife, self.eps, self.history)
+            with state.following(self):
+                state.move(x, weight, when)
             state.followed = parameters.settings(self)
-        state.move(x, weight, when)
+        else:
+            state.move(x, weight, when)
         return self
 
     def transform(self, X: Any, copy: bool | None = None) -> ndarray | Any:
@@ -319,7 +321,8 @@ class BatchNormTransformer(
             t._check_fitted()
             t._check_parameters()
         check_mergeable(self, other)
-        self._state.merge(other._state)
+        with self._state.following(self):
+            self._state.merge(other._state)
         return self
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # scikit-learn's HTML shows it too

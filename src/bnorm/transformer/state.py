@@ -5,7 +5,9 @@ or the layer in training mode. The layer is made only when somebody asks for it,
 rest of a small fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,23 @@ class State(Fitted):
         its, limit = other.statistics, None if other.history is None else other.history.limit
         self._follow_numbers(its.momentum, its.halflife, other.eps, limit)
         return self.taking(its, other.besides())
+
+    @contextmanager
+    def following(self, estimator: Any) -> Iterator[None]:
+        """Continue with the parameters of a transformer in this block; if nothing is learned in it, with those before.
+
+        Only those are read that may change during a stream.
+        """
+        mine, history = self.statistics, copy(self.history)
+        before = mine.batches, mine.momentum, mine.halflife, self.eps
+        self.follow(estimator.momentum, estimator.halflife, estimator.eps, estimator.history)
+        try:
+            yield
+        except BaseException:
+            if mine.batches == before[0]:
+                self.history = history
+                self._follow_numbers(*before[1:], None if history is None else history.limit)
+            raise
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
         """Continue with other values of those parameters that may change during a stream."""
