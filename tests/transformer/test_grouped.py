@@ -150,6 +150,13 @@ def test_unseen():
     np.testing.assert_array_equal(by["error"].transform(x[:3]), by["global"].transform(x[:3]))
 
 
+@pytest.mark.parametrize("unseen", ["global", "nan"])
+def test_a_feature_without_a_value_in_a_group_has_its_prior(unseen):
+    x = np.array([[0.0, 1.0, 5.0], [0.0, 3.0, 7.0], [1.0, np.nan, 6.0]])
+    y = GroupedTransformer(0, unseen=unseen, prior=2).fit(x).transform([[1.0, 3.0, 6.0]])
+    np.testing.assert_allclose(y, [[1.0, 0.0]], atol=1e-15)
+
+
 def test_a_prior_of_a_feature_that_never_had_a_value_is_none():
     x = np.column_stack([[0.0, 0, 1, 1], [1.0, 3, 5, 9], np.full(4, np.nan)])
     t = GroupedTransformer(0, prior=2).fit(x)

@@ -44,7 +44,7 @@ class GroupedTransformer(
     unseen : {"global", "nan", "error"}, default="global"
         What `transform` does with a row whose key is missing or was never seen: use the statistics of all rows, return
         NaN, or raise ValueError. "global" also applies to a feature that has no value yet in a group; otherwise it is
-        NaN.
+        NaN, unless there is a prior.
     prior : float, default=0.0
         How many values with the mean and variance of all rows are merged into the statistics of each group, so that a
         group of three rows is not scaled by these alone. With 0 each group has only its own values; then a group of one
