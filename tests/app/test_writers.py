@@ -100,7 +100,7 @@ KINDS = {  # a column, its first value as text, and its types in Parquet and in 
         "list<item: string>",
     ),
     "bytes": (pa.array([b"a", None]), "a", "same", "same"),
-    "half": (pa.array([1.5, None], pa.float16()), "1.5", "same", "same"),
+    "half": (pa.array([np.float16(1.5), None], pa.float16()), "1.5", "same", "same"),
     "nothing": (pa.nulls(2), "", "same", "same"),
 }  # fmt: skip
 
