@@ -82,8 +82,13 @@ class Stream(Restored):
             w[0] = -1
         else:
             w = np.ones(n + 1)
+        scale = self.t.scale_.copy()
+        self.t.set_params(eps=0.5, history=2)  # from the next batch on, which is not learned
         with pytest.raises(ValueError, match=r"infinity|features|[Nn]egative|sample_weight"):
             self.t.partial_fit(x, sample_weight=w, **timed(self.when(n, seed)))
+        np.testing.assert_array_equal(self.t.scale_, scale)
+        assert self.t.history_ is None
+        self.t.set_params(eps=0.0, history=None)
 
     @rule(n=ROWS, seed=SEEDS)
     def query(self, n, seed):
