@@ -273,10 +273,6 @@ def whole_weights(who: str, name: str, weight: Any) -> ndarray:
 
 
 def _restored(
-    cls: type[ExactMoments],
-    arrays: dict[str, ndarray],
-    shape: tuple[int, ...] | None = None,
-    extremes: ndarray | None = None,
+    cls: type[ExactMoments], arrays: dict[str, ndarray], shape: tuple[int, ...], extremes: ndarray | None
 ) -> ExactMoments:
-    found = cls._from_stored(arrays)
-    return found._of(found._shape if shape is None else shape, extremes)
+    return cls._from_stored(arrays)._of(shape, extremes)

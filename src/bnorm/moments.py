@@ -369,9 +369,7 @@ def _mark_empty(parts: ndarray) -> None:
     np.copyto(parts[_M2:], 0.0, where=nothing)
 
 
-def _restored(
-    cls: type[Moments], parts: ndarray, shape: tuple[int, ...] | None = None, extremes: ndarray | None = None
-) -> Moments:
+def _restored(cls: type[Moments], parts: ndarray, shape: tuple[int, ...], extremes: ndarray | None) -> Moments:
     found = None if extremes is None else devices.owned(extremes.copy())
     return cls._from_parts(devices.owned(parts.copy()), shape, found)  # copies, as a pickle may give a memory map
 

@@ -8,6 +8,7 @@ mean, or the last value), s = sqrt(var + eps), g gamma and b beta:
 A backward of y leaves the gradients of c and s here, and the backward of z, which comes after it, adds them to its own.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,9 @@ from bnorm.passes import Gradients, Saved
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
+@dataclass(slots=True, eq=False)
 class Level:
     """The level and spread of the series of a forward: float64 (N, C)."""
-
-    __slots__ = (
-        *("beta", "center", "count", "dcenter", "dstd", "gain", "gamma", "has_last", "low", "mean"),
-        *("pulled", "std"),
-    )
 
     center: Array  # what is subtracted is center + low, where `low` is what float64 rounds off
     low: Array
@@ -41,7 +38,7 @@ class Level:
     has_last: bool
     dcenter: Array  # the gradients of center and std that backwards of the inverse have left
     dstd: Array
-    pulled: bool  # whether the backward of the forward has been computed
+    pulled: bool = False  # whether the backward of the forward has been computed
 
     @property
     def samples(self) -> int:
@@ -141,26 +138,22 @@ def levels(
 ) -> Level:
     """The level and spread of all series of x (N, C, T)."""
     n, channels, steps = rows.shape
-    self = Level()
     if weight is None:
         parts = BACKENDS[type(rows)].moments(rows.reshape(1, n * channels, steps))
         count, mean, m2, low = parts.reshape(4, n, channels)
     else:
         count, mean, m2, low = _weighted(rows, weight)
     var = np.where(count > 0, m2 / np.where(count > 0, count, 1), 0)
-    self.count, self.mean, self.has_last = count, mean, has_last
     # With eps = 0 a series without spread is divided by 1, as elsewhere. With any eps, so is a series of which nothing
     # counts. This divisor needs no gradient, because x - mean is 0 there.
     fixed = (count == 0) | constant(mean, var) if eps == 0 else count == 0
-    self.std = np.where(fixed, 1.0, np.sqrt(var + eps))
-    self.center, self.low = mean, low
+    std = np.where(fixed, 1.0, np.sqrt(var + eps))
+    center = mean
     if has_last and steps:
-        self.center, self.low = _last(rows, weight), low * 0
-    self.gamma, self.beta = (None if p is None else p.copy() for p in (gamma, beta))
-    self.gain = np.ones_like(mean, shape=(channels,)) if self.gamma is None else self.gamma
-    self.dcenter = self.dstd = mean * 0
-    self.pulled = False
-    return self
+        center, low = _last(rows, weight), low * 0
+    gamma, beta = (None if p is None else p.copy() for p in (gamma, beta))
+    gain = np.ones_like(mean, shape=(channels,)) if gamma is None else gamma
+    return Level(center, low, mean, std, count, gamma, beta, gain, has_last, dcenter=mean * 0, dstd=mean * 0)
 
 
 def _last(rows: Array, weight: Array | None) -> Array:

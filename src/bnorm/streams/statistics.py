@@ -10,6 +10,7 @@ from bnorm import devices
 from bnorm.kernels import BACKENDS, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
+from bnorm.layers.base import fixed
 from bnorm.running import BATCHES, ROWS, Statistics
 from bnorm.streams.base import Normalizer
 
@@ -37,6 +38,13 @@ class Followed(Normalizer):
     _statistics: Statistics
     _skipped: ndarray
 
+    shape: tuple[int, ...] = fixed("shape", "The shape of one observation.")
+    momentum: float | None = fixed("momentum", "The weight of a new batch, or None.")
+    halflife: float | None = fixed("halflife", "The half-life in observations, or None.")
+    nonfinite: str = fixed("statistics.nonfinite", "How to treat a value that is not finite.")
+    dtype: np.dtype[Any] = fixed("dtype", "The dtype of mean, var and std.")
+    device: str = fixed("device", 'The device of the statistics and of the observations: "cpu" or "cuda".')
+
     @property
     def mean(self) -> ndarray:
         """The mean of each component, a copy; 0 before the first value."""
@@ -63,36 +71,6 @@ class Followed(Normalizer):
         """The number of values of each component that were left out, as they were not finite, a copy."""
         skipped: ndarray = self._skipped.reshape(self._shape).copy()
         return skipped
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
-        return self._shape
-
-    @property
-    def momentum(self) -> float | None:
-        """The weight of a new batch, or None."""
-        return self._momentum
-
-    @property
-    def halflife(self) -> float | None:
-        """The half-life in observations, or None."""
-        return self._halflife
-
-    @property
-    def nonfinite(self) -> str:
-        """How to treat a value that is not finite."""
-        return self._statistics.nonfinite
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of mean, var and std."""
-        return self._dtype
-
-    @property
-    def device(self) -> str:
-        """The device of the statistics and of the observations: "cpu" or "cuda"."""
-        return self._device
 
     # Several streams ----------------------------------------------------------------------------------------------
 
