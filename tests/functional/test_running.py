@@ -46,6 +46,14 @@ def weighted(x, w, ddof=0, square=None):
     return mean, (w[:, None] * (x - mean) ** 2).sum(axis=0) / (w.sum() - ddof * square / w.sum())
 
 
+def weighted_exactly(values, w, ddof):
+    """The same for fractions."""
+    total = sum(w)
+    mean = sum(a * v for a, v in zip(w, values, strict=True)) / total
+    m2 = sum(a * (v - mean) ** 2 for a, v in zip(w, values, strict=True))
+    return mean, m2 / (total - ddof * sum(a * a for a in w) / total)
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_pool_of_batches_is_the_whole(ddof):
     x, s = table(50), begun(ddof=ddof)
@@ -97,11 +105,7 @@ def test_no_gap_is_too_long(gap, ddof):
     s.counters[2] += gap  # rows without a value
     take_fading(s, np.array([[10.0], [11.0]]) * np.ones(2), 1.0, ddof)
     old = Fraction(1, 2 ** (gap + 2)) if gap < 3000 else Fraction(0)
-    w = [old / 2, old, Fraction(1, 2), Fraction(1)]
-    values, total = first + second, sum(w)
-    mean = sum(a * v for a, v in zip(w, values, strict=True)) / total
-    m2 = sum(a * (v - mean) ** 2 for a, v in zip(w, values, strict=True))
-    var = m2 / (total - ddof * sum(a * a for a in w) / total)
+    mean, var = weighted_exactly(first + second, [old / 2, old, Fraction(1, 2), Fraction(1)], ddof)
     np.testing.assert_allclose(s.mean, float(mean), rtol=1e-15)
     np.testing.assert_allclose(s.var, float(var), rtol=1e-13)
 
@@ -112,11 +116,8 @@ def test_an_unbiased_variance_survives_a_gap():
     take_fading(s, np.array([[0.0], [1.0]]) * np.ones(2), 1.0, 1)
     s.counters[2] += 53
     take_fading(s, np.array([[0.5]]) * np.ones(2), 1.0, 1)
-    w = [Fraction(1, 2**55), Fraction(1, 2**54), Fraction(1)]
-    values = [Fraction(0), Fraction(1), Fraction(1, 2)]
-    mean = sum(a * v for a, v in zip(w, values, strict=True)) / sum(w)
-    m2 = sum(a * (v - mean) ** 2 for a, v in zip(w, values, strict=True))
-    var = m2 / (sum(w) - sum(a * a for a in w) / sum(w))
+    values, w = [Fraction(0), Fraction(1), Fraction(1, 2)], [Fraction(1, 2**55), Fraction(1, 2**54), Fraction(1)]
+    _, var = weighted_exactly(values, w, 1)
     np.testing.assert_allclose(s.var, float(var), rtol=1e-12)
 
 
@@ -232,43 +233,6 @@ def test_a_batch_that_is_not_finite_moves_nothing(momentum, bad):
     assert pickle.dumps(s) == kept
 
 
-# Layers --------------------------------------------------------------------------------------------------------------
-
-
-def running(momentum=0.1, ddof=0, dtype="float64", **options):
-    return Statistics(np.zeros(2, dtype), np.ones(2, dtype), momentum, ddof, **options)
-
-
-def step(statistics, x):
-    """A training batch, as a layer takes it in."""
-    y, stats, count, left = KERNELS.forward(x, None, None, 1e-5, running=statistics.rule)
-    return KERNELS.settle(statistics.rule, stats, count, y.size, left)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("momentum", [0.2, None])
-@pytest.mark.parametrize("replace", [False, True])
-def test_commit_is_one_batch_of_all(momentum, dtype, replace):
-    """What micro-batches pooled, against the same rows in one batch; alone in the world where they replace."""
-    x, first = table(40), table(7, 3)
-    s, one = running(momentum, 1, dtype), running(None if replace else momentum, 1, dtype)
-    step(s, first)
-    if not replace:
-        step(one, first)
-    pool = s.pool()
-    for part in np.split(x, [10, 12]):
-        step(pool, part)
-    s.commit(pool, replace)
-    step(one, x)
-    tolerance = 1e-13 if dtype == "float64" else 1e-6
-    np.testing.assert_allclose(s.mean, one.mean, rtol=tolerance)
-    np.testing.assert_allclose(s.var, one.var, rtol=tolerance)
-    assert s.mean.dtype == np.dtype(dtype)
-    assert (s.batches, s.skipped) == (2, 0)
-    if momentum is None:
-        np.testing.assert_array_equal(s.seen, one.seen)
-
-
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_a_commit_to_values_that_fade_is_rows_in_every_order(ddof):
     """Each of them weighs what the rows of the pool weigh on average, and so do squares of weights."""
@@ -286,78 +250,6 @@ def test_a_commit_to_values_that_fade_is_rows_in_every_order(ddof):
     np.testing.assert_allclose(s.mean, mean, rtol=1e-13)
     np.testing.assert_allclose(s.var, var, rtol=1e-12)
     assert (s.rows, s.batches) == (33, 3)
-
-
-def test_commit_of_nothing_changes_nothing():
-    s = running()
-    s.commit(s.pool(), True)
-    assert (s.batches, s.mean.tolist(), s.var.tolist()) == (0, [0, 0], [1, 1])
-
-
-def test_replacing_leaves_a_channel_without_finite_values_as_it_was():
-    """Its count too: ten values do not replace ten thousand."""
-    s = running(None)
-    step(s, table(10_000))
-    mean = s.mean.copy()
-    pool = s.pool()
-    bad = table(10, 1)
-    bad[3, 1] = np.nan
-    step(pool, bad)
-    s.commit(pool, True)
-    assert s.seen.tolist() == [10, 10_000] and s.mean[1] == mean[1]
-    step(s, table(10, 2))
-    np.testing.assert_allclose(s.mean[1], (10_000 * mean[1] + 10 * table(10, 2)[:, 1].mean()) / 10_010, rtol=1e-13)
-
-
-def test_a_state_without_counts_forgets_nothing_in_a_channel_with_nan():
-    s = running(None)
-    s.mean[...], s.var[...] = 5, 2
-    for to, values in s.counted_as(3, None):  # a saved state without counts
-        to[...] = values
-    pool = s.pool()
-    bad = table(10, 1)
-    bad[3, 1] = np.nan
-    step(pool, bad), step(pool, table(10, 2))
-    s.commit(pool, False)
-    np.testing.assert_allclose(s.seen, [80, 70])
-    np.testing.assert_allclose(s.mean[1], (60 * 5 + 10 * table(10, 2)[:, 1].mean()) / 70, rtol=1e-13)
-
-
-def test_a_commit_that_raises_changes_nothing():
-    s = running(None, nonfinite="raise")
-    for to, values in s.counted_as(3, None):  # a saved state without counts
-        to[...] = values
-    pool = s.pool()
-    pool.nonfinite = "propagate"
-    bad = table(10, 1)
-    bad[3, 1] = np.nan
-    step(pool, bad)
-    kept = pickle.dumps(s)
-    with pytest.raises(FloatingPointError):
-        s.commit(pool, False)
-    assert pickle.dumps(s) == kept
-
-
-def test_counts_are_kept_while_another_momentum_is_set():
-    s = running(None)
-    step(s, table(50))
-    s.momentum = 0.1
-    s.momentum = None
-    step(s, table(50, 1))
-    assert s.seen.tolist() == [100, 100]
-    s.momentum = 0.1
-    step(s, table(50, 2))  # which an average does not count
-    s.momentum = None
-    step(s, table(20, 3))
-    assert s.seen.tolist() == [140, 140]
-
-
-def test_reset():
-    s = running()
-    step(s, table(4)), step(s, table(8, 1))
-    s.reset()
-    assert (s.mean.tolist(), s.var.tolist(), s.seen.tolist()) == ([0, 0], [1, 1], [0, 0])
-    assert (s.batches, s.skipped, s.rows) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("halflife", [None, 3.0])

@@ -121,14 +121,14 @@ FAULTS = {
             "running.py",
             "        if not pool.batches:\n            return 0\n",
             "",
-            "tests/layers/test_pooled.py tests/functional/test_running.py",
+            "tests/layers/test_pooled.py tests/functional/test_running_of_layers.py",
         ),
         (
             "reset leaves the counters",
             "running.py",
             "        self.var[...] = 1\n        self.counters[...] = 0\n",
             "        self.var[...] = 1\n",
-            "tests/functional/test_running.py::test_reset tests/layers/test_model.py",
+            "tests/functional/test_running_of_layers.py::test_reset tests/layers/test_model.py",
         ),
         (
             "the divisor of an unbiased variance of fading values is their weight",

@@ -43,21 +43,21 @@ FAULTS = {
             "files/container.py",
             "    if base + end != len(data):\n",
             "    if base + end > len(data):\n",
-            "tests/files/test_hostile_files.py",
+            "tests/files/test_hostile_bytes.py",
         ),
         (
             "compressed arrays are read, however large",
             "files/container.py",
             '        if sum(info.file_size for info in infos) > len(data):\n            raise ValueError(f"{sum(info.file_size for info in infos)} bytes in a file of {len(data)}")\n        for info in infos:\n            name = info.filename.removesuffix(".npy")\n            if info.compress_type != zipfile.ZIP_STORED or',
             '        for info in infos:\n            name = info.filename.removesuffix(".npy")\n            if',
-            "tests/files/test_hostile_files.py::test_npz",
+            "tests/files/test_hostile_bytes.py::test_npz",
         ),
         (
             "arrays of a file overlap",
             "files/container.py",
             "        if start != end or stop - start",
             "        if stop - start",
-            "tests/files/test_hostile_files.py",
+            "tests/files/test_hostile_bytes.py",
         ),
         (
             "a file of a newer version is read",
@@ -72,7 +72,7 @@ FAULTS = {
             '    if not (dtype.str in DTYPES.values() or (name == KEY and dtype.kind == "S")):\n',
             '    if dtype.kind == "O":\n        np.load(BytesIO(npy), allow_pickle=True)\n'
             '    if not (dtype.str in DTYPES.values() or (name == KEY and dtype.kind == "S")):\n',
-            "tests/files/test_hostile_files.py::test_no_code_in_a_file_is_run",
+            "tests/files/test_hostile_bytes.py::test_no_code_in_a_file_is_run",
         ),
     ],
     "Engines and ranks": [
