@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -69,6 +69,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if reason := gpu.available():
             raise pytest.UsageError(f"-m {session.config.option.markexpr}: {reason}")
     gc.freeze()
+
+
+@pytest.fixture
+def set_threads() -> Generator[Callable[[int], None]]:
+    """A function that sets the number of threads, until the test ends."""
+    import bnorm
+
+    before = bnorm.get_num_threads()
+    yield bnorm.set_num_threads
+    bnorm.set_num_threads(before)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import bnorm
 from bnorm.app import fitting
 from bnorm.app.ahead import together
 from bnorm.app.inputs import Stream, find
@@ -31,14 +30,6 @@ OPTIONS = {
     "exclude": ["--exclude", "f1,s,n"],
     "times": ["--halflife", "10min", "--time-column", "t"],
 }
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of threads, and undoes it."""
-    before = bnorm.get_num_threads()
-    yield bnorm.set_num_threads
-    bnorm.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +73,10 @@ def files(folder):
 
 
 @pytest.mark.parametrize("way", OPTIONS)
-def test_state_files(command, tmp_path, threads, shared, way):
+def test_state_files(command, tmp_path, set_threads, shared, way):
     data, states = files(tmp_path), []
     for n in (1, 2, 3):
-        threads(n)
+        set_threads(n)
         command("fit", *data, *OPTIONS[way], "-o", tmp_path / f"{n}.npz")
         states.append((tmp_path / f"{n}.npz").read_bytes())
     assert states[1:] == states[:1] * 2
@@ -120,11 +111,11 @@ def test_who_reads_all_columns_together(tmp_path, monkeypatch):
         assert len(Stream(sources, names(x)).shares(2)) == 1
 
 
-def failing(command, tmp_path, threads, data, *options):
+def failing(command, tmp_path, set_threads, data, *options):
     """What `fit` says, and the checkpoint that it leaves, which are the same on one thread and on two."""
     found = []
     for n in (1, 2):
-        threads(n)
+        set_threads(n)
         checkpoint = tmp_path / f"{n}.npz"
         done = command.run("fit", *data, *options, "-o", tmp_path / "s.npz", "--checkpoint", checkpoint)
         assert done.code == 1
@@ -135,32 +126,32 @@ def failing(command, tmp_path, threads, data, *options):
 
 
 @pytest.mark.parametrize(("feature", "row"), [(0, 0), (0, 1250), (6, 1250), (3, 4999)])
-def test_infinity(command, tmp_path, threads, feature, row):
+def test_infinity(command, tmp_path, set_threads, feature, row):
     """It is found in the batch where it is, in the first of its columns, whichever thread has read that."""
     x = table(ROWS, COLUMNS)
     x[row, feature] = np.inf
     x[row // 250 * 250 + 250 :] = -np.inf  # in later batches
-    said = failing(command, tmp_path, threads, [write(tmp_path / "x.parquet", x)], "--batch-rows", "250")
+    said = failing(command, tmp_path, set_threads, [write(tmp_path / "x.parquet", x)], "--batch-rows", "250")
     assert f"x.parquet: column 'f{feature}', row {row + 1}: expected a finite number, got inf" in said
 
 
-def test_weights(command, tmp_path, threads):
+def test_weights(command, tmp_path, set_threads):
     x = table(ROWS, COLUMNS)
     x[:, 2] = 1
     x[3210, 2] = -1
     data = [write(tmp_path / "x.parquet", x)]
-    said = failing(command, tmp_path, threads, data, "--weight", "f2", "--batch-rows", "250")
+    said = failing(command, tmp_path, set_threads, data, "--weight", "f2", "--batch-rows", "250")
     assert "x.parquet: column 'f2', row 3211: expected a finite weight >= 0, got -1.0" in said
 
 
-def test_values_whose_mean_is_too_large(command, tmp_path, threads):
+def test_values_whose_mean_is_too_large(command, tmp_path, set_threads):
     x = table(ROWS, COLUMNS)
     x[2000:, 5] = np.where(np.arange(3000) % 2, 1.7e308, -1.7e308)
-    said = failing(command, tmp_path, threads, [write(tmp_path / "x.parquet", x)], "--momentum", "0.5")
+    said = failing(command, tmp_path, set_threads, [write(tmp_path / "x.parquet", x)], "--momentum", "0.5")
     assert "x.parquet: column 'f5': expected values whose mean float64 can hold, got too large ones" in said
 
 
-def test_a_damaged_page(command, tmp_path, threads):
+def test_a_damaged_page(command, tmp_path, set_threads):
     """Of the last column, which the last thread reads, in the second row group."""
     from pyarrow import parquet
 
@@ -170,16 +161,16 @@ def test_a_damaged_page(command, tmp_path, threads):
     start = chunk.dictionary_page_offset or chunk.data_page_offset
     content[start : start + 16] = b"\xff" * 16
     data.write_bytes(content)
-    said = failing(command, tmp_path, threads, [data], "--batch-rows", "250")
+    said = failing(command, tmp_path, set_threads, [data], "--batch-rows", "250")
     assert "x.parquet: after row 857: " in said
 
 
-def test_columns_of_other_lengths(command, tmp_path, monkeypatch, threads):
+def test_columns_of_other_lengths(command, tmp_path, monkeypatch, set_threads):
     """A damaged file may say so of one of them: then nothing of the rest is lost in silence."""
     x = table(ROWS, 2)
     whole, cut = (find([str(write(tmp_path / f"{len(part)}.parquet", part))]) for part in (x, x[:4000]))
     shares = [Stream(whole, ["f0"]), Stream(cut, ["f1"])]
-    threads(2)
+    set_threads(2)
     for order in (shares, shares[::-1]):
         monkeypatch.setattr(Stream, "shares", lambda self, most, beside, found=order: found)
         said = command.fails("fit", tmp_path / "5000.parquet", "-o", tmp_path / "s.npz", "--batch-rows", "1000")
@@ -187,7 +178,7 @@ def test_columns_of_other_lengths(command, tmp_path, monkeypatch, threads):
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9])
-def test_resume(command, tmp_path, monkeypatch, threads, stop):
+def test_resume(command, tmp_path, monkeypatch, set_threads, stop):
     """Interrupted on two threads, gone on with on one, or the other way round: the end is the same."""
     data = files(tmp_path)
     arguments = ["fit", *data, "--momentum", "0.3", "--batch-rows", "700", "-o", tmp_path / "s.npz", "--force"]
@@ -202,11 +193,11 @@ def test_resume(command, tmp_path, monkeypatch, threads, stop):
                 raise Interrupted(130)
             add(self, *given)
 
-        threads(first)
+        set_threads(first)
         with monkeypatch.context() as patch:
             patch.setattr(fitting.Learner, "add", interrupted)
             assert command.run(*arguments, "--checkpoint", checkpoint).code == 130
-        threads(second)
+        set_threads(second)
         command(*arguments, "--resume", checkpoint)
         assert (tmp_path / "s.npz").read_bytes() == want
 

@@ -102,23 +102,19 @@ def test_every_block_is_read_once():
     assert sorted(reads) == list(range(10))
 
 
-def test_a_kernel_has_one_thread_for_each_of_dask():
+def test_a_kernel_has_one_thread_for_each_of_dask(set_threads):
     seen = []
 
     def look(block):
         seen.append(bnorm.get_num_threads())
         return block
 
-    before = bnorm.get_num_threads()
-    bnorm.set_num_threads(3)
-    try:
-        from bnorm.distributed import dask as blocks
+    set_threads(3)
+    from bnorm.distributed import dask as blocks
 
-        dask.compute(*blocks.blocks_of(look, da.ones((40, 2), chunks=10), (1,))[0])
-        assert seen == [1] * 4
-        assert bnorm.get_num_threads() == 3
-    finally:
-        bnorm.set_num_threads(before)
+    dask.compute(*blocks.blocks_of(look, da.ones((40, 2), chunks=10), (1,))[0])
+    assert seen == [1] * 4
+    assert bnorm.get_num_threads() == 3
 
 
 def test_an_empty_array():

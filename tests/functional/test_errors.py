@@ -12,6 +12,7 @@ from bnorm import Moments
 from bnorm.kernels import BACKENDS, gpu, kernels_for
 from compare import assert_same
 from emulated import fake_cupy
+from placing import masked, read_only
 
 rng = np.random.default_rng(0)
 X, DY = rng.standard_normal((2, 8, 4))
@@ -22,15 +23,6 @@ BYTES = np.zeros(1024, np.uint8)  # memory to cut overlapping arrays from
 
 def cut(offset, shape, dtype="f8", strides=None):
     return np.ndarray(shape, dtype, BYTES, offset, strides)
-
-
-def read_only(a):
-    a.flags.writeable = False
-    return a
-
-
-def masked(a):
-    return np.ma.MaskedArray(a, mask=a > 0)
 
 
 def on_device(a):

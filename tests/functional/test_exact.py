@@ -332,17 +332,14 @@ def test_stored_ones_that_are_not_sound():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "bool"])
 @pytest.mark.parametrize("shape", [(50_000, 17), (7000, 2, 11), (3, 2, 70_000), (0, 2), (1, 3)], ids=str)
-def test_plain_means_of_small_integers_are_rounded_once(dtype, shape):
+def test_plain_means_of_small_integers_are_rounded_once(dtype, shape, set_threads):
     """They are exact sums, of several pieces of rows."""
     x = RNG.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(np.dtype(dtype).str.replace("b1", "u1"))
     x = x[..., 0] > 77 if dtype == "bool" else x[..., 0]
-    want, before = exact(x), bnorm.get_num_threads()
-    try:
-        for threads in (1, 3):
-            bnorm.set_num_threads(threads)
-            m = F.moments(x)
-            assert_same(m.count, want.count)
-            assert_same(m.mean, want.mean)
-            np.testing.assert_allclose(m.m2, want.m2, rtol=1e-15)
-    finally:
-        bnorm.set_num_threads(before)
+    want = exact(x)
+    for threads in (1, 3):
+        set_threads(threads)
+        m = F.moments(x)
+        assert_same(m.count, want.count)
+        assert_same(m.mean, want.mean)
+        np.testing.assert_allclose(m.m2, want.m2, rtol=1e-15)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import bnorm
 import second_reference
 from bnorm import functional as F
 from bnorm.kernels import cpu
@@ -76,21 +75,17 @@ def test_rows_agree_with_the_twin(shape, affine, rule, dtype):
         check_close(second.rows(*given), second_reference.rows(*given), dtype, max(x.size, 1))
 
 
-def test_same_bits_for_any_number_of_threads():
+def test_same_bits_for_any_number_of_threads(set_threads):
     rng = np.random.default_rng(3)
-    before = cpu.get_num_threads()
     tables, rows = draw(rng, (20000, 9), "float32"), draw(rng, (300, 8, 20, 5), "float64")
     found = []
-    try:
-        for threads in (1, 2, 3):
-            bnorm.set_num_threads(threads)
-            _, saved = F.batch_norm(tables[0], np.arange(9.0), activation="relu")
-            results = list(F.double_backward(tables[2], saved, tables[1], np.ones(9)))
-            _, saved = F.group_norm(rows[0], 4, np.arange(8.0))
-            results += F.double_backward(rows[2], saved, rows[1], np.ones(8))
-            found.append([a.tobytes() for a in results])
-    finally:
-        bnorm.set_num_threads(before)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        _, saved = F.batch_norm(tables[0], np.arange(9.0), activation="relu")
+        results = list(F.double_backward(tables[2], saved, tables[1], np.ones(9)))
+        _, saved = F.group_norm(rows[0], 4, np.arange(8.0))
+        results += F.double_backward(rows[2], saved, rows[1], np.ones(8))
+        found.append([a.tobytes() for a in results])
     assert found[0] == found[1] == found[2]
 
 

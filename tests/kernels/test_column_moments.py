@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-import bnorm
 from bnorm.kernels import cpu
 from cases import cast
 from drawing import every_pair
@@ -46,16 +45,12 @@ def weights(n, kind):
     threads=[1, 2],
     minmax=[False, True],
 )
-def test_bits(n, dtype, kind, threads, minmax):
+def test_bits(n, dtype, kind, threads, minmax, set_threads):
     columns, weight = vectors(n, dtype), None if kind == "none" else weights(n, kind)
-    before = bnorm.get_num_threads()
-    try:
-        bnorm.set_num_threads(1)
-        want = one_by_one(columns, weight)
-        bnorm.set_num_threads(threads)
-        got = cpu.column_moments(columns, weight, minmax)
-    finally:
-        bnorm.set_num_threads(before)
+    set_threads(1)
+    want = one_by_one(columns, weight)
+    set_threads(threads)
+    got = cpu.column_moments(columns, weight, minmax)
     for found, expected in zip(got, want if minmax else [want[0], None], strict=True):
         assert (found is None) == (expected is None)
         if found is not None:

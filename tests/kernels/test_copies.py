@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import bnorm
 from bnorm.kernels.cpu.entries import contiguous, copy_into
 from drawing import together
 
@@ -16,11 +15,8 @@ SHAPES = [(33, 47), (64, 16), (3, 200), (200, 3), (5, 17, 31), (2, 3, 16, 18), (
 
 
 @pytest.fixture(params=[1, 3], ids="threads={}".format)
-def threads(request):
-    before = bnorm.get_num_threads()
-    bnorm.set_num_threads(request.param)
-    yield
-    bnorm.set_num_threads(before)
+def threads(request, set_threads):
+    set_threads(request.param)
 
 
 def numbered(shape, dtype):

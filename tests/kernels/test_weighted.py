@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import bnorm
 from bnorm.kernels import cpu, reference
 from compare import assert_close, assert_same
 from drawing import together
@@ -142,11 +141,8 @@ def test_weights_may_lie_anywhere(shape):
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = bnorm.get_num_threads()
-    bnorm.set_num_threads(request.param)
-    yield
-    bnorm.set_num_threads(before)
+def threads(request, set_threads):
+    set_threads(request.param)
 
 
 @together(dtype=["f8", "?", "u1"])

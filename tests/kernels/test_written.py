@@ -8,6 +8,7 @@ import pytest
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import IDENTITY
 from drawing import together
+from placing import read_only
 
 SHAPE = (40, 6)
 rng = np.random.default_rng(0)
@@ -31,11 +32,6 @@ WRITERS = {
 def as_rows(a):
     """As (N, 1, D, 1) in the same memory, whatever that is like."""
     return a[:, None, :, None]
-
-
-def read_only(a):
-    a.flags.writeable = False
-    return a
 
 
 def unaligned(a):

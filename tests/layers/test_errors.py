@@ -9,6 +9,7 @@ import pytest
 import bnorm
 from compare import assert_same
 from layer_oracle import held
+from placing import masked, read_only
 
 rng = np.random.default_rng(0)
 X, DY = rng.standard_normal((2, 2, 4, 3, 2))
@@ -25,15 +26,6 @@ def fake_cupy(monkeypatch):
     cupy = ModuleType("cupy")
     cupy.ndarray = FakeCupyArray
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-
-
-def read_only(a):
-    a.flags.writeable = False
-    return a
-
-
-def masked(a):
-    return np.ma.MaskedArray(a, mask=a > 0)
 
 
 # Calls of one layer --------------------------------------------------------------------------------------------------

@@ -78,15 +78,14 @@ def test_cpu(shape, dtype, halflife, bad):
     np.testing.assert_array_equal(statistics2.counters, statistics.counters)
 
 
-def test_bits_do_not_depend_on_threads():
+def test_bits_do_not_depend_on_threads(set_threads):
     x = np.random.default_rng(1).normal(size=(70_000, 3)).astype("f4")
-    before, found = bnorm.get_num_threads(), []
+    found = []
     for threads in (1, 2, 3):
-        bnorm.set_num_threads(threads)
+        set_threads(threads)
         statistics, skipped = started(3, None)
         z = cpu.online(x, statistics.rule, skipped, 1e-8, 1.0)
         found.append((z.tobytes(), statistics.var.tobytes(), statistics.mean.tobytes()))
-    bnorm.set_num_threads(before)
     assert len(set(found)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Arrays at chosen places in memory."""
+"""Arrays at chosen places in memory, read-only ones, and masked ones."""
 
 import numpy as np
 
@@ -10,3 +10,12 @@ def moved(a, by):
     copy = room[start : start + a.size].reshape(a.shape)
     copy[...] = a
     return copy
+
+
+def read_only(a):
+    a.flags.writeable = False
+    return a
+
+
+def masked(a):
+    return np.ma.MaskedArray(a, mask=a > 0)

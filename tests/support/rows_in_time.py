@@ -1,4 +1,4 @@
-"""Rows, and time stamps given in seconds after a start."""
+"""Rows, time stamps given in seconds after a start, and what a stream of such rows has taught."""
 
 import numpy as np
 
@@ -13,3 +13,9 @@ def table(n, features=3, seed=0):
 def seconds(*given):
     """Return time stamps this many seconds after the start."""
     return START + (np.asarray(given, float).ravel() * S).astype(np.int64).astype("m8[ns]")
+
+
+def state_of(t):
+    """Return all that a transformer has learned, to compare."""
+    found = {name: a.tobytes() for name, a in t.layer_._running.arrays().items()}
+    return found | {"counters": t.layer_._running.counters.tobytes(), "zero": t._state.zero, "history": t.history_}

@@ -1,8 +1,17 @@
-"""Rows and times for windows, and statistics by brute force."""
+"""Rows and times for windows, small chunks of them, and statistics by brute force."""
 
 import numpy as np
+import pytest
 
+from bnorm.transformer import window
 from rows_in_time import table
+
+
+@pytest.fixture(name="small_chunks")
+def chunks_of_few_rows(monkeypatch):
+    """So few rows make many chunks."""
+    monkeypatch.setattr(window, "CHUNK", 12)
+    monkeypatch.setattr(window, "FEW", 4)
 
 
 def check(t, x, weight=None, ddof=0):

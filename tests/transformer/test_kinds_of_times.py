@@ -9,7 +9,7 @@ import pytest
 
 from bnorm import BatchNormTransformer
 from bnorm.transformer.durations import nanoseconds, text
-from rows_in_time import START, seconds, table
+from rows_in_time import START, seconds, state_of, table
 
 # Spellings of lengths of time and of times ---------------------------------------------------------------------------
 
@@ -189,11 +189,6 @@ def test_a_column_of_times_is_no_feature():
     out = t.fit_transform(made["pandas"], times="ts")
     assert list(out.columns) == ["a", "b", "c"]
     np.testing.assert_allclose(out, want.transform(x), rtol=1e-14)
-
-
-def state_of(t):
-    found = {name: a.tobytes() for name, a in t.layer_._running.arrays().items()}
-    return found | {"counters": t.layer_._running.counters.tobytes(), "zero": t._state.zero, "history": t.history_}
 
 
 def test_bad_calls_change_nothing():

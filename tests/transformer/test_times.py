@@ -19,7 +19,7 @@ from bnorm import BatchNormTransformer, partial_fit_pipeline
 from bnorm.transformer import times as of_times
 from bnorm.transformer.durations import nanoseconds
 from interrupts import interrupted
-from rows_in_time import START, S, seconds, table
+from rows_in_time import START, S, seconds, state_of, table
 
 
 def by_age(x, times, halflife, weight=None, ddof=0):
@@ -233,11 +233,6 @@ def test_history_has_times():
     np.testing.assert_array_equal(t.history_.times, times[9::10])
     assert t.history_.rows.tolist() == [10, 20, 30, 40]
     assert not hasattr(BatchNormTransformer(halflife=9.0, history=10).fit(x).history_, "times")
-
-
-def state_of(t):
-    found = {name: a.tobytes() for name, a in t.layer_._running.arrays().items()}
-    return found | {"counters": t.layer_._running.counters.tobytes(), "zero": t._state.zero, "history": t.history_}
 
 
 def test_a_layer_in_training_has_no_times_and_leaves_the_stream_alone():

@@ -11,14 +11,7 @@ from bnorm import BatchNormTransformer
 from bnorm.transformer import ropes, window
 from bnorm.transformer.window import Rows, Window
 from rows_in_time import START, S, seconds, table
-from window_checks import check, rough
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of few rows, so that few rows make many."""
-    monkeypatch.setattr(window, "CHUNK", 12)
-    monkeypatch.setattr(window, "FEW", 4)
+from window_checks import check, chunks_of_few_rows, rough  # noqa: F401
 
 
 @pytest.mark.usefixtures("small_chunks")

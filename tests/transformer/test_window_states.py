@@ -12,17 +12,9 @@ from sklearn.preprocessing import MinMaxScaler
 
 import bnorm
 from bnorm import BatchNormTransformer, partial_fit_pipeline
-from bnorm.transformer import window
 from interrupts import interrupted
 from rows_in_time import S, seconds, table
-from window_checks import check, rough
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of few rows, so that few rows make many."""
-    monkeypatch.setattr(window, "CHUNK", 12)
-    monkeypatch.setattr(window, "FEW", 4)
+from window_checks import check, chunks_of_few_rows, rough  # noqa: F401
 
 
 def state_of(t):
