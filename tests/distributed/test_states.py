@@ -83,7 +83,8 @@ def test_fit_is_that_of_one_machine(mode, weight):
 
 def test_exact_sums_have_one_digest():
     data, x = table()
-    reading = Reading.of("test", kinds(data), None, "w", True)
+    exact = bnorm.BatchNormTransformer(momentum=None, exact=True)
+    reading = reading_of("test", exact, kinds(data), None, "w", None)
     states = [reading.state(part) for part in parts_of(data)]
     want = bnorm.BatchNormTransformer(momentum=None, exact=True).fit(x, sample_weight=data["w"].to_numpy())
     for order in (states, states[::-1], [reading.merged(states[:3]), reading.merged(states[3:])]):
