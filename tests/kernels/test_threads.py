@@ -55,6 +55,7 @@ def test_few_rows_or_few_columns_are_shared_out():
     for name, shapes in (
         ("threads_of_tables", ["100x784", "800x1000", "2000x100", "30000x3"]),
         ("threads_of_maps", ["8x16384", "1x70000", "1x300x300"]),
+        ("threads_of_gradients", ["9x64x64"]),
     ):
         found = output("processes.py", name, *shapes, OMP_NUM_THREADS=2, OPENBLAS_NUM_THREADS=1)
         assert found.split() == shapes

@@ -73,6 +73,19 @@ def threads_of_maps(*shapes):
         fork(lambda x=x: starts(1, lambda: F.batch_norm(x, mean=np.zeros(x.shape[1]), var=np.ones(x.shape[1]))))
 
 
+def threads_of_gradients(*shapes):
+    """OMP_NUM_THREADS=2: one thread normalizes each in float32, both in float64, and both compute its gradient."""
+    for shape in shapes:
+        x = np.zeros(tuple(map(int, shape.split("x"))), "f4")
+        print(shape, flush=True)
+        fork(lambda x=x: starts(0, lambda: F.batch_norm(x)))
+        fork(lambda x=x: starts(1, lambda: F.batch_norm(x.astype("f8"))))
+        fork(lambda x=x: starts(0, lambda: F.layer_norm(x, normalized_shape=x.shape[1:])))
+        fork(lambda x=x: starts(1, lambda: F.layer_norm(x.astype("f8"), normalized_shape=x.shape[1:])))
+        _, saved = F.batch_norm(x)
+        fork(lambda x=x, saved=saved: starts(1, lambda: F.backward(x, saved)))
+
+
 def threads_that_were_set():
     """OMP_NUM_THREADS=3, and then the number that the program sets, larger or smaller."""
     for n in (1, 2, 5, 3):
