@@ -163,25 +163,30 @@ def stand_in() -> ModuleType:
     return cupy
 
 
-def calls() -> dict[str, Callable[[], object]]:
-    """Return the calls by name, on float32 of 256 rows and 64 columns. CuPy must have been replaced."""
+def calls(dtype: str = "float64") -> dict[str, Callable[[], object]]:
+    """Return the calls by name, on float32 of 256 rows and 64 columns. CuPy must have been replaced.
+
+    dtype: that of parameters and running statistics.
+    """
     import bnorm
     import bnorm.functional as F
     from bnorm.kernels import gpu
     from bnorm.kernels.rule import Rule
 
     x, out = Array(SHAPE, "float32"), Array(SHAPE, "float32")
-    gamma, beta = Array(SHAPE[1:], "float64"), Array(SHAPE[1:], "float64")
+    gamma, beta = Array(SHAPE[1:], dtype), Array(SHAPE[1:], dtype)
     rows = Array((SHAPE[0], 1, SHAPE[1], 1), "float32")
-    arrays = gamma, beta, None, gamma, None, None, None  # of a layer: mean, var and seen
+    seen = Array(SHAPE[1:], "float64")
+    arrays = gamma, beta, None, seen, None, None, None  # of a layer
     left = Array((2 + 2 * SHAPE[1],), "int32")
     running = Rule(0, *arrays, np.zeros(4, np.int64), 0.1, 1.0, 0.0, False, "skip", left)
     stats = Array((5, SHAPE[1]), "float64")
     mean = Array((SHAPE[0],), "float64")
     _, saved = F.batch_norm(x, gamma, beta, out=out)
     _, of_rows = F.layer_norm(x, gamma, beta, normalized_shape=SHAPE[1], out=out)
-    batch_norm, layer_norm = (kind(SHAPE[1], device="cuda") for kind in (bnorm.BatchNorm1d, bnorm.LayerNorm))
-    evaluated = bnorm.BatchNorm1d(SHAPE[1], device="cuda").eval()
+    kinds = bnorm.BatchNorm1d, bnorm.LayerNorm, bnorm.BatchNorm1d
+    batch_norm, layer_norm, evaluated = (kind(SHAPE[1], dtype=dtype, device="cuda") for kind in kinds)
+    evaluated.eval()
 
     def moved() -> None:
         y, *found = gpu.forward(x, gamma, beta, 1e-5, running=running, out=out)

@@ -126,13 +126,13 @@ def vector(
 ) -> ndarray:
     """Return a parameter or statistic as a contiguous float64 array; the array itself if it is one already.
 
-    single: NumPy's float32 arrays are returned as they are too.
+    single: float32 arrays of this kind are returned as they are too.
     """
     like_x = type(value) is kind
     if like_x and ((dtype := value.dtype) is FLOAT64 or dtype is FLOAT32) and value.shape == shape:
         given: ndarray = value
         if given.flags.carray if kind is ndarray else given.flags.c_contiguous:
-            return given if dtype is FLOAT64 or (single and kind is ndarray) else given.astype(FLOAT64)
+            return given if dtype is FLOAT64 or single else given.astype(FLOAT64)
     a = real(who, name, value, kind, beside)
     if a.dtype.kind == "b":
         raise TypeError(f"{who}: {name}: expected numbers, got bools")
@@ -151,7 +151,8 @@ def statistics(who: str, mean: object, var: object, shape: tuple[int, ...], kind
     if mean is None or var is None:
         missing, given = ("mean", "var") if mean is None else ("var", "mean")
         raise ValueError(f"{who}: {missing}: expected an array of shape {shape}, as {given} is given, got None")
-    mean, var = vector(who, "mean", mean, shape, kind), vector(who, "var", var, shape, kind)
+    there = kind is not ndarray  # whose kernels read float32 too
+    mean, var = (vector(who, name, value, shape, kind, single=there) for name, value in (("mean", mean), ("var", var)))
     if kind is ndarray and np.count_nonzero(var < 0):
         raise ValueError(f"{who}: var: expected no negative values, got {np.nanmin(var)}")
     return mean, var

@@ -78,9 +78,9 @@ def batch_norm(
         axis = checks.channel_axis(who, axis, a.shape)
     shape = (a.shape[axis],)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape, type(a))
+        gamma = vector(who, "gamma", gamma, shape, type(a), single=type(a) is not ndarray)
     if beta is not None:
-        beta = vector(who, "beta", beta, shape, type(a))
+        beta = vector(who, "beta", beta, shape, type(a), single=type(a) is not ndarray)
     if mean is not None or var is not None:
         mean, var = checks.statistics(who, mean, var, shape, type(a))
     if type(eps) is not float or not 0.0 <= eps < inf:
@@ -347,9 +347,9 @@ def _over_last_axes(
     else:
         shape = checks.trailing_shape(who, normalized_shape, x.shape)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape, type(x), single=True)
+        gamma = vector(who, "gamma", gamma, shape, type(x), single=type(x) is ndarray)
     if beta is not None:
-        beta = vector(who, "beta", beta, shape, type(x), single=True)
+        beta = vector(who, "beta", beta, shape, type(x), single=type(x) is ndarray)
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY

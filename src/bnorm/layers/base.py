@@ -57,7 +57,7 @@ class Layer:
         *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
-    _SINGLE: ClassVar[bool] = False  # whether kernels read float32 parameters of NumPy as they are
+    _SINGLE: ClassVar[str] = ""  # the device whose kernels read the float32 arrays of this layer as they are
     _eps: Any  # a number, or in some layers None
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
@@ -318,20 +318,24 @@ class Layer:
     def _settle(self) -> None:
         """Clear all caches, after arrays were replaced."""
         self._constants: tuple[ndarray | None, ...] | None = None  # `_arrays`, if the kernels read them as they are
-        self._narrow: tuple[ndarray | None, ...] | None = None  # `_arrays`, if they are float32
+        self._narrow: tuple[ndarray | None, ...] | None = None  # `_arrays`, to be converted
         self._own: dict[str, ndarray] | None = None
         self._layout: view.Layout | None = None  # of the last x, for `again` to use for the next one
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
         """Return `_arrays()` as kernels read them. `_constants or _vectors()` saves a call where that matters."""
-        if self._dtype == FLOAT64 or (self._SINGLE and self._kind is ndarray):
+        if self._dtype == FLOAT64 or self._device == self._SINGLE:
             self._constants = self._arrays()
             return self._constants
+        return self._in_float64()
+
+    def _in_float64(self) -> tuple[ndarray | None, ...]:
+        """Return `_arrays()` as float64."""
         if self._narrow is None:
             self._narrow = self._arrays()
         if self._kind is ndarray:
             return in_float64(self._narrow)
-        return tuple(a if a is None else a.astype(FLOAT64) for a in self._narrow)
+        return tuple(a if a is None else a.astype(FLOAT64, copy=False) for a in self._narrow)
 
     def _owned(self) -> dict[str, ndarray]:
         """Return `_memory()`, cached. `_own or _owned()` saves a call where that matters."""

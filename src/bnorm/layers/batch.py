@@ -32,6 +32,8 @@ class BatchNorm(Tracking):
 
     __slots__ = ("_group", "_on_single")
 
+    _SINGLE = "cuda"
+
     _DOCUMENT = """
     y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the
     running statistics. In inference they are the running statistics, which the backward treats as constants.

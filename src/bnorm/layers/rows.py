@@ -25,7 +25,7 @@ class OverLastAxes(Layer):
     __slots__ = ("_normalized_shape",)
 
     _RULE: ClassVar[int]
-    _SINGLE = True
+    _SINGLE = "cpu"
 
     normalized_shape = fixed("normalized_shape", "The sizes of the normalized axes, the last ones of x.")
     elementwise_affine = fixed("affine", "PyTorch's name for affine.")

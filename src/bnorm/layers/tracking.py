@@ -213,7 +213,7 @@ class Tracking(Layer):
         """Return the rows mean, var, rstd, scale and shift that inference uses."""
         if not self._track_running_stats:
             raise ValueError(f"{self._who}: expected running statistics, which inference needs, got none")
-        gamma, beta, mean, var = self._vectors()
+        gamma, beta, mean, var = self._in_float64()
         stats: ndarray = BACKENDS[self._kind].known(mean, var, gamma, beta, self._eps)
         return stats
 

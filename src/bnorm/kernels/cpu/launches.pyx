@@ -114,6 +114,16 @@ def separate(tuple totals not None, size, dtype, tuple others not None):
     return True
 
 
+def singles(*arrays):
+    """Return which of these arrays, float64 or float32 or None, are float32: bit i for number i."""
+    cdef int found = 0, bit = 1
+    for array in arrays:
+        if array is not None and (<cnp.dtype?>array.dtype).itemsize == 4:
+            found |= bit
+        bit *= 2
+    return found
+
+
 cdef dict NAMES = {}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..activation import IDENTITY, Activation
+from ..cpu.launches import singles
 from ..rule import POOL, Rule
 from . import plans
 from .calls import begun
@@ -17,18 +18,19 @@ FLOAT64, INT32 = np.dtype("float64"), np.dtype("int32")
 
 # The fields of the struct Job that each call sets, in the order of the struct.
 MOMENTS = JOB.packer("x", "weight", "parts", "partial", "tickets", "skipna")
-FINISH = JOB.packer("gamma", "beta", "stats", "parts", "eps")
+FINISH = JOB.packer("gamma", "beta", "stats", "parts", "single", "eps")
 NORMALIZE = JOB.packer("x", "y", "stats", "infinite", "slope")
 GRAD_MOMENTS = JOB.packer("x", "dy", "stats", "sums", "partial", "tickets", "slope")
 FINISH_GRADIENTS = JOB.packer("stats", "sums", "coefficients", "counts", "count_step", "count")
 GRAD_INPUT = JOB.packer("x", "dy", "y", "weight", "stats", "coefficients", "slope")
-INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "slope", "eps")
+INFERENCE = JOB.packer("x", "y", "gamma", "beta", "mean", "var", "stats", "single", "slope", "eps")
 FORWARD = JOB.packer(
-    *("x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets", "slope", "eps"),
+    *("x", "y", "weight", "gamma", "beta", "stats", "parts", "counts", "partial", "tickets"),
+    *("single", "slope", "eps"),
 )
 MOVING = JOB.packer(  # a forward that also moves running statistics
     *("x", "y", "weight", "gamma", "beta", "stats", "counts", "partial", "tickets"),
-    *("running_mean", "running_var", "seen", "counted", "mode", "wide", "nonfinite"),
+    *("running_mean", "running_var", "seen", "counted", "mode", "wide", "nonfinite", "single"),
     *("slope", "eps", "momentum", "ddof", "uncounted"),
 )
 BACKWARD = JOB.packer(
@@ -68,7 +70,7 @@ def finish(parts: Array, gamma: Array | None, beta: Array | None, eps: float) ->
     """Return stats, (5, C): mean, var, rstd, scale and shift, from the parts that `moments` returned, maybe merged."""
     call = begun(parts, None, writes=False)
     stats = call.device.empty((5, call.channels), FLOAT64)
-    job = FINISH(*call.device.addresses(gamma, beta, stats), call.at, eps)
+    job = FINISH(*call.device.addresses(gamma, beta, stats), call.at, singles(gamma, beta), eps)
     call.run(plans.per_channel("finish_stats", call.channels), job)
     return stats
 
@@ -160,7 +162,8 @@ def forward(
     if mean is not None and var is not None:
         plan = plans.map_only("normalize", *call.size, False, kind, limits)
         places = device.addresses(gamma, beta, mean, var, stats)
-        call.run(plan, INFERENCE(call.at, call.result_at, *places, act.slope, eps))
+        single = singles(gamma, beta, mean, var)
+        call.run(plan, INFERENCE(call.at, call.result_at, *places, single, act.slope, eps))
         return call.result, stats, count, 0
     counts = None
     if weight is not None:
@@ -169,12 +172,12 @@ def forward(
     if running is not None and one_launch(running, count):
         return call.result, stats, count, _moving(call, plan, running, act, eps, weight, gamma, beta, stats, counts)
     parts = None if running is None else device.empty((4, call.channels), FLOAT64)
-    places = device.addresses(weight, gamma, beta, stats, parts, counts)
+    places, single = device.addresses(weight, gamma, beta, stats, parts, counts), singles(gamma, beta)
     if running is not None and running.nonfinite == "raise":
         test = plans.reduction("moments", *call.size, weight is not None, "", kind, limits)
-        call.run(test, FORWARD(call.at, call.result_at, *places, *call.workspace(test), act.slope, eps))
+        call.run(test, FORWARD(call.at, call.result_at, *places, *call.workspace(test), single, act.slope, eps))
         of_forward(running, stats, parts, count, call.outer * call.inner).test()
-    call.run(plan, FORWARD(call.at, call.result_at, *places, *call.workspace(plan), act.slope, eps))
+    call.run(plan, FORWARD(call.at, call.result_at, *places, *call.workspace(plan), single, act.slope, eps))
     if running is None:
         return call.result, stats, count, 0
     moving = of_forward(running, stats, parts, count, call.outer * call.inner)
@@ -192,8 +195,8 @@ def _moving(
     weight, gamma, beta, stats, counts, *moved = call.device.addresses(*arrays)
     job = MOVING(
         *(call.at, call.result_at, weight, gamma, beta, stats, counts, *call.workspace(plan), *moved, mode),
-        *(rule.mean.dtype == FLOAT64, PROPAGATE if nonfinite == "propagate" else SKIP, act.slope, eps, rule.momentum),
-        *(rule.ddof, float(rule.counters[3]) if mode == POOL else 0.0),
+        *(rule.mean.dtype == FLOAT64, PROPAGATE if nonfinite == "propagate" else SKIP, singles(*arrays[1:3])),
+        *(act.slope, eps, rule.momentum, rule.ddof, float(rule.counters[3]) if mode == POOL else 0.0),
     )
     return [call.later(plan, job)], mode == POOL, 0, arrays
 

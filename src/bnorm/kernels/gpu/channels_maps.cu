@@ -10,13 +10,25 @@ struct Coefficients {
   double a, b, c;
 };
 
-BN_DEV double gamma_of(const Job& job, i64 c) { return job.gamma ? job.gamma[c] : 1.0; }
-BN_DEV double beta_of(const Job& job, i64 c) { return job.beta ? job.beta[c] : 0.0; }
-BN_DEV Normal normal_of(const Job& job, double gamma, double beta, double mean, double var, double count) {
-  const double rstd = bn_rstd(mean, var, job.eps, count);
-  return {mean, var, rstd, gamma * rstd, beta};
+// Number c of gamma, beta, or a given mean or variance, which is float64, or float32 if its bit of job.single is set: as
+// it is in memory, to be converted later, as a conversion waits for the number.
+enum { SINGLE_GAMMA = 1, SINGLE_BETA = 2, SINGLE_MEAN = 4, SINGLE_VAR = 8 };
+BN_DEV i64 raw(const double* from, i64 c, i64 single) {
+  return single ? (i64)reinterpret_cast<const unsigned*>(from)[c] : reinterpret_cast<const i64*>(from)[c];
 }
-BN_DEV Normal normal_of(const Job& job, double gamma, double beta, const Moments& sum) {
+BN_DEV double of_raw(i64 bits, i64 single) {
+  return single ? exact(__uint_as_float((unsigned)bits)) : __longlong_as_double(bits);
+}
+
+BN_DEV i64 gamma_of(const Job& job, i64 c) {
+  return job.gamma ? raw(job.gamma, c, job.single & SINGLE_GAMMA) : __double_as_longlong(1.0);
+}
+BN_DEV i64 beta_of(const Job& job, i64 c) { return job.beta ? raw(job.beta, c, job.single & SINGLE_BETA) : 0; }
+BN_DEV Normal normal_of(const Job& job, i64 gamma, i64 beta, double mean, double var, double count) {
+  const double rstd = bn_rstd(mean, var, job.eps, count), scale = of_raw(gamma, job.single & SINGLE_GAMMA);
+  return {mean, var, rstd, scale * rstd, of_raw(beta, job.single & SINGLE_BETA)};
+}
+BN_DEV Normal normal_of(const Job& job, i64 gamma, i64 beta, const Moments& sum) {
   return normal_of(job, gamma, beta, sum.center + sum.away, sum.m2 / (sum.n > 0.0 ? sum.n : 1.0), sum.n);
 }
 BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double count) {
@@ -24,6 +36,12 @@ BN_DEV Normal normal_of(const Job& job, i64 c, double mean, double var, double c
 }
 BN_DEV Normal normal_of(const Job& job, i64 c, const Moments& sum) {
   return normal_of(job, gamma_of(job, c), beta_of(job, c), sum);
+}
+BN_DEV Normal given_normal(const Job& job, i64 c) {
+  const i64 mean = raw(job.mean, c, job.single & SINGLE_MEAN), var = raw(job.var, c, job.single & SINGLE_VAR);
+  const i64 gamma = gamma_of(job, c), beta = beta_of(job, c);
+  const double variance = of_raw(var, job.single & SINGLE_VAR);
+  return normal_of(job, gamma, beta, of_raw(mean, job.single & SINGLE_MEAN), variance, 1.0);
 }
 // Store what the map reads of a channel, in the type of computation: in a forward, and in a backward.
 template <int WIDTH, class A>
@@ -147,7 +165,7 @@ BN_DEV void map_forward(
   if (!READY && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 column = tile * WIDTH + tid, c = channel_of(job, column);
     // in inference, one block of a channel writes its statistics
-    const Normal of = job.var ? normal_of(job, c, job.mean[c], job.var[c], 1.0) : read_normal(job, c);
+    const Normal of = job.var ? given_normal(job, c) : read_normal(job, c);
     if (job.var && g == 0 && column == c * job.inner) write_stats(job, c, of);
     keep_normal<WIDTH>(shared + tid, of);
   }

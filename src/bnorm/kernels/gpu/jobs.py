@@ -57,7 +57,7 @@ JOB = Fields(  # walk.cu says what they mean
         *("dgamma", "dbeta", "counts", "partial", "tickets", "infinite", "row_mean", "row_rstd"),
         *("running_mean", "running_var", "seen", "counted"),
     ),
-    ("skipna", "count_step", "gives", "mode", "wide", "nonfinite"),
+    ("skipna", "count_step", "gives", "mode", "wide", "nonfinite", "single"),
     ("slope", "eps", "count", "momentum", "ddof", "uncounted"),
     (
         *("channels", "inner", "columns", "copies", "steps", "total", "run", "jump", "unit", "base", "chunk"),

@@ -41,7 +41,7 @@ BN_DEV void meet_forward(const Job& job, Vector<T, V>* kept) {
   const double n = (double)quotient(job.copies > 1 ? job.total : job.steps * job.columns, job.channels);
   BN_SHARED(double, centers, WIDTH);
   BN_SHARED(A, ready, 3 * WIDTH);
-  double gamma = 1.0, beta = 0.0;
+  i64 gamma = 0, beta = 0;
   if (has) {  // before the fetches, behind which these loads would wait
     const i64 plane = job.channels * job.inner, rows = job.steps * job.copies;
     const T* near = x + own * job.inner;

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(256, KIND >= BN_SILU || sizeof(T) == 8 ? 3 : 4
   end_group();
   // meanwhile, read all else that is needed from memory
   const bool maps = MODE == WITH_MAP && tid < G;
-  const double gamma = maps ? gamma_of(job, c) : 1.0, beta = maps ? beta_of(job, c) : 0.0;
+  const i64 gamma = maps ? gamma_of(job, c) : 0, beta = maps ? beta_of(job, c) : 0;
   if (tid < G) centers[tid] = exact(read_near<T>(job, c).center());
   if (tid == 0) far[0] = 0u;
   await_all_but<0>();

@@ -80,7 +80,7 @@ BN_DEV void forward_runs(const Job& job, Blocks& blocks) {
 #pragma unroll 1
   while (c < job.columns) {
     blocks.ask(job, c);
-    const double gamma = leads ? gamma_of(job, c) : 1.0, beta = leads ? beta_of(job, c) : 0.0;
+    const i64 gamma = leads ? gamma_of(job, c) : 0, beta = leads ? beta_of(job, c) : 0;
     const i64 steps = Place<1, 1, BY>(job, c, blocks.rank()).steps;
     const A center = near.center();
     // for the first thread: the moments from sums about a center, and whether this is far from the mean

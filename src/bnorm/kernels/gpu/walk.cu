@@ -9,7 +9,7 @@ struct Job {
   const void* dy;
   void* y;  // or dx
   const double* weight;  // (outer, inner)
-  // (C,); null where absent
+  // (C,); null where absent; see `raw`
   const double* gamma;
   const double* beta;
   const double* mean;  // given in inference
@@ -35,7 +35,7 @@ struct Job {
   double* seen;
   int* counted;
   // options
-  i64 skipna, count_step, gives, mode, wide, nonfinite;
+  i64 skipna, count_step, gives, mode, wide, nonfinite, single;
   double slope, eps, count, momentum, ddof, uncounted;
   // geometry: shapes.py says what it means
   i64 channels, inner, columns, copies, steps, total;

@@ -1,0 +1,97 @@
+"""Float32 parameters and given statistics of a batch norm: kernels read them as they are, and give the bits of the same
+numbers in float64, without a launch that converts them."""
+
+import numpy as np
+import pytest
+
+import bnorm
+import bnorm.functional as F
+from backends import CLUSTER_RUNS
+from bnorm.kernels import gpu
+from bnorm.kernels.gpu import plans
+from compare import assert_same
+from emulated import fake_cupy
+from emulated.device import CLUSTERED, SMALL, emulated_device, needs_emulator  # noqa: F401
+from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
+
+pytestmark = needs_emulator
+
+ROOM = plans.Limits(processors=6, shared=64 << 10, clusters=False)  # for blocks that meet
+SHARED = plans.Limits(processors=3, shared=163 << 10, clusters=False)  # by two blocks that keep a channel
+CHANNELS = [
+    ((7, 5, 1), SMALL, "one block"),
+    ((300, 40, 1), SMALL, "the last block of several"),
+    ((6, 16, 49), SMALL, "planes"),
+    ((2, 20, 2504), SHARED, "runs"),
+    (CLUSTER_RUNS[0][0].shape, CLUSTERED, "a cluster"),
+    ((1100, 16, 1), ROOM, "blocks that meet, each for its channels"),
+    ((4003, 3, 1), ROOM, "blocks that meet, for all of them"),
+]
+
+
+def drawn(channels, many):
+    """Of float32; one of them is subnormal."""
+    found = np.random.default_rng(channels).uniform(0.5, 2, (many, channels)).astype("f4")
+    found[:, channels // 2] = 1e-40
+    return found
+
+
+def ways(call, *singles):
+    """The results with all of these in float32, with one of them, and with none."""
+    wide = [a.astype("f8") for a in singles]
+    want = call(*wide)
+    found = {"all": call(*singles)}
+    for i, a in enumerate(singles):
+        found[f"number {i}"] = call(*wide[:i], a, *wide[i + 1 :])
+    for which, got in found.items():
+        for a, b in zip(got, want, strict=True):
+            assert_same(a, b, single=which)
+
+
+@pytest.mark.parametrize(("shape", "limits", "by"), CHANNELS, ids=[name for *_, name in CHANNELS])
+def test_channels(device, monkeypatch, shape, limits, by):
+    monkeypatch.setattr(device, "limits", limits)
+    x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    ways(lambda gamma, beta: gpu.forward(x, gamma, beta, 1e-5)[:2], *drawn(shape[1], 2))
+
+
+def test_given_statistics_and_finish(device):
+    x = np.random.default_rng(0).standard_normal((7, 5, 3)).astype("f4")
+    ways(lambda *vectors: gpu.forward(x, vectors[0], vectors[1], 1e-5, *vectors[2:])[:2], *drawn(5, 4))
+    parts = gpu.moments(x)
+    ways(lambda gamma, beta: [gpu.finish(parts, gamma, beta, 1e-5)], *drawn(5, 2))
+
+
+FUNCTIONS = {
+    "batch_norm": (lambda x, *two: F.batch_norm(x, *two[:2]), (6, 8)),
+    "batch_norm, given": (lambda x, *four: F.batch_norm(x, *four[:2], mean=four[2], var=four[3]), (6, 8)),
+    "with weights": (lambda x, *two: F.batch_norm(x, *two[:2], weight=np.arange(6.0).tolist()), (6, 8)),
+}
+
+
+@pytest.mark.parametrize(("call", "shape"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_convert_nothing(cupy, call, shape):
+    """Nor do their backwards, which see the parameters of the forward, whatever has become of them."""
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
+    found, launches = [], []
+    for dtype in ("float32", "float64"):
+        vectors = [fake_cupy.wrapped(a.astype(dtype)) for a in drawn(8, 4)]
+        fake_cupy.launched.clear()
+        before = fake_cupy.ufuncs
+        y, saved = call(fake_cupy.wrapped(x.copy()), *vectors)
+        for a in vectors:
+            a.host[...] = 7
+        found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
+        launches.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
+    assert launches[0] == launches[1]
+    for a, b in zip(*found, strict=True):
+        assert_same(a.host, b.host)
+
+
+def test_what_a_layer_says_of_inference_is_float64(cupy):
+    layers = [bnorm.BatchNorm1d(8, dtype=dtype, device="cuda") for dtype in ("float32", "float64")]
+    for layer in layers:
+        for name, a in zip(("gamma", "beta", "running_mean", "running_var"), drawn(8, 4), strict=True):
+            setattr(layer, name, fake_cupy.wrapped(a.astype("f8")))
+    for single, double in zip(*(layer.as_affine() for layer in layers), strict=True):
+        assert_same(single.host, double.host)
