@@ -125,8 +125,7 @@ ctypedef struct RowJob:
     const double* beta
     bint single_gamma       # gamma is float32
     bint single_beta
-    Py_ssize_t pieced       # if not 0: values of rows for which a few values of gamma and beta are converted at a time,
-                            # just before they are needed
+    Py_ssize_t pieced       # values of rows whose gammas and betas are converted a few at a time; 0: all were before
     void* kept_gamma        # copies for a backward, in the type of x: of the thread with the first row; or NULL
     void* kept_beta
     double* mean            # [outer * groups]

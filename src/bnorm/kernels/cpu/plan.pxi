@@ -15,7 +15,7 @@ cdef enum:
     MIN_ROWS = 512          # least rows in a piece of columns, unless there are two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     FEW_ROWS = 32           # the map of so few rows takes about as long as to make the numbers of its channels
-    FETCHED = 64            # values that are mapped in the time in which a core gets the numbers of a channel from another
+    FETCHED = 64            # values that are mapped while a core gets the numbers of one channel from another core
     SHARERS = 4             # tasks of a thread when the channels of a task share weights
     LEFT = 8                # widening leaves at least this many rows: as many are summed side by side
     FULL = 64               # in a row of this many columns, the rest that does not fill a vector costs little
