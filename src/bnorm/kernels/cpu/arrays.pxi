@@ -1,7 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
-# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, unaided
-# (plan).
+# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, threads_of,
+# unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, in_float64, is_wide, itemsize, kind_of_weights,
 # matrix, narrow_of, pair, partial_size, read_activation, result, seen_as, target, to_type, vector, vector_size, view,
 # weigh.
@@ -152,19 +152,16 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 
 cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
     """Set dy, which is read together with x. It may be None."""
-    cdef bint alone
     job.dy = data(dy)
     if dy is not None:
-        alone = threads_for(job.outer * job.channels * job.inner, job.pieces * job.groups) == 1
-        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (sizes.far_alone if alone else sizes.far_two)
+        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (sizes.far_alone if threads_of(job) == 1 else sizes.far_two)
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it is too large for them."""
     cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
     cdef int caches
-    if dy is None and size >= sizes.stream_one \
-            and (reduces or threads_for(cnp.PyArray_SIZE(y), job.pieces * job.groups) == 1):
+    if dy is None and size >= sizes.stream_one and (reduces or threads_of(job) == 1):
         least = sizes.stream_one
     job.y = cnp.PyArray_DATA(y)
     pair(job, dy)

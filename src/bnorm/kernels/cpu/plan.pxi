@@ -4,7 +4,7 @@
 #
 # Uses nothing of its siblings.
 # Gives FUSE, ROW, bypasses, fits, is_brief, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map,
-# scattered, share_weights, sizes, unaided.
+# scattered, share_weights, sizes, threads_of, unaided, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -191,17 +191,23 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     job.pieces = parts(job.rows, job.piece)
 
 
-cdef inline Py_ssize_t work_of(const Job* job) noexcept nogil:
-    """Return the number of float32 values whose forward takes about as long on several threads."""
-    cdef Py_ssize_t values = job.outer * job.channels * job.inner * (1 + job.wide) * (1 if job.dy == NULL else 2)
+cdef inline Py_ssize_t weighed(Py_ssize_t values, bint wide, const void* dy) noexcept nogil:
+    """Return the number of float32 values whose forward takes about as long."""
+    return values * (1 + wide) * (1 if dy == NULL else 2)
+
+
+cdef inline int threads_of(const Job* job) noexcept nogil:
+    """Return the number of threads that share the tasks of a job."""
+    cdef Py_ssize_t values = weighed(job.outer * job.channels * job.inner, job.wide, job.dy)
     # With given statistics, other threads soon wait for the numbers of the channels, which the first thread has made.
-    return values - job.channels * FETCHED if job.mean != NULL and job.pieces > 1 else values
+    if job.mean != NULL and job.pieces > 1:
+        values -= job.channels * FETCHED
+    return threads_for(values, job.pieces * job.groups)
 
 
 cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
     """Put up to `most` channels into a task if inner > 1, so that the task sums their common weights only once."""
-    cdef Py_ssize_t threads = threads_for(work_of(job), job.pieces * job.groups)
-    cdef Py_ssize_t groups = parts(SHARERS * threads, job.pieces)
+    cdef Py_ssize_t groups = parts(SHARERS * threads_of(job), job.pieces)
     most = min(most, parts(job.channels, groups)) // job.tile * job.tile
     if job.inner > 1 and most > job.group:
         job.group = most
@@ -222,8 +228,7 @@ cdef bint scattered(const Job* job, size_t n_bytes) noexcept nogil:
     """Whether both passes over a group of channels find their values outside the second-level cache, in pieces far
     apart that no processor prefetches by itself. n_bytes: the size of all arrays.
     """
-    cdef Py_ssize_t threads = threads_for(work_of(job), job.pieces * job.groups)
-    return n_bytes >= <size_t>(threads * SCATTERED)
+    return n_bytes >= <size_t>threads_of(job) * SCATTERED
 
 
 cdef struct Run:
@@ -248,7 +253,7 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
     backwards: each thread runs its tasks in reverse order, as the values of the last ones are in the cache.
     """
     cdef Py_ssize_t n = job.pieces * job.groups
-    cdef int threads = threads_for(work_of(job), n)
+    cdef int threads = threads_of(job)
     cdef Run r = Run(task, job, n, threads, backwards)
     if threads == 1:
         run_share(&r, 0)

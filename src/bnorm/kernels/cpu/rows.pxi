@@ -2,7 +2,7 @@
 #
 # Uses data, expect_weights, in_float64, is_wide, kind_of_weights, narrow_of, read_activation, result, vector
 # (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up,
-# sizes (plan).
+# sizes, weighed (plan).
 # Gives entries only.
 
 cdef enum:
@@ -110,8 +110,8 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
 
 
 cdef int row_threads(const RowJob* job) noexcept nogil:
-    cdef Py_ssize_t values = job.channels * job.inner * (1 if job.dy == NULL else 2)
-    return threads_for(job.outer * job.groups * (values * (1 + job.wide) + ROW), job.pieces * job.cuts)
+    cdef Py_ssize_t values = weighed(job.channels * job.inner, job.wide, job.dy)
+    return threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
 
 
 cdef struct RowRun:
