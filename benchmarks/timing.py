@@ -122,7 +122,8 @@ class Worker:
         return check(self.adapter, self.data, exact, operation, self.calls[operation], self.out)
 
     def turn(self, operation: str, effort: Effort, backwards: bool) -> Samples:
-        return self.calls[operation].turn(effort, backwards)
+        with self.adapter.around(operation):
+            return self.calls[operation].turn(effort, backwards)
 
     def close(self) -> None:
         self.session.__exit__(None, None, None)

@@ -11,7 +11,7 @@ returns, which `arrays` turns into NumPy's. Nothing else happens in a method: it
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -31,6 +31,10 @@ class Adapter:
 
     def target(self, out: np.ndarray) -> object:
         return out
+
+    def around(self, operation: str) -> AbstractContextManager[None]:
+        """What a program does once around many calls of an operation."""
+        return nullcontext()
 
     def reset(self) -> None:
         """Forget what earlier calls have gathered: the next result is looked at."""

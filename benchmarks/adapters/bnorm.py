@@ -1,7 +1,7 @@
 """bnorm, through the layer objects and the transformer. Parameters are float64, as by default."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class Batch(Layer):
 
     def inference(self, out=None):
         return self.fixed(self.x, out=out)
+
+    def around(self, operation: str) -> AbstractContextManager[None]:
+        return bnorm.no_backward() if operation == "inference" else nullcontext()
 
 
 class LayerNorm(Layer):

@@ -174,13 +174,15 @@ def known_forward(
     weight: Any,
     out: ndarray | None,
     given: overlap.Given,
-) -> tuple[ndarray, ChannelSaved]:
-    """Batch norm by known statistics, which the backward takes as constants. Return y and saved.
+    keeps: bool = True,
+) -> tuple[ndarray, Any]:
+    """Batch norm by known statistics, which the backward takes as constants. Return y and saved, a `ChannelSaved`.
 
     The caller guarantees that x comes from `checks.array`, that `seen` is `view.channels` of x without `flat`, and that
     gamma, beta and the statistics come from `checks.vector` and have one value per channel.
     given: needed with `out`: every array that is read or updated, as its owner has it. `out` may be x, and must not
     overlap any other.
+    keeps: whether there may be a backward. Otherwise `saved` is None.
     """
     kernels = BACKENDS[type(x)]
     block, layout = seen
@@ -189,10 +191,12 @@ def known_forward(
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
     mean, var = known
     y, stats, count, left = kernels.forward(block, gamma, beta, eps, mean, var, None, act, None, room[0])
-    saved = ChannelSaved()
-    saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
-    saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
-    saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
+    saved = None
+    if keeps:
+        saved = ChannelSaved()
+        saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
+        saved.stats, saved.count, saved.left, saved.weight = stats, count, left, None
+        saved.frozen, saved.has_gamma, saved.has_beta = True, gamma is not None, beta is not None
     if out is None:
         return y if block is x else view.restore(y, layout), saved
     if room[1] is not None:
@@ -274,8 +278,9 @@ def row_forward(
     given: overlap.Given,
     residual: Any,
     weight: Any = None,
-) -> tuple[Any, RowSaved]:
-    """Normalize each row, and return y and saved. rows: `view.rows` or `view.groups` of x.
+    keeps: bool = True,
+) -> tuple[Any, Any]:
+    """Normalize each row, and return y and saved, a `RowSaved`. rows: `view.rows` or `view.groups` of x.
 
     The rest is as in `known_forward`. gamma and beta have the same shape; the kernels copy those on which gradients
     depend.
@@ -288,19 +293,19 @@ def row_forward(
     if weight is not None:
         weight, _ = checks.weights(who, weight, layout, type(x))
     room = NOWHERE if out is None else _room(who, out, block, layout, given, type(x))
-    found = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight, True)
-    y, mean, rstd, gamma_then, beta_then = found
+    found = kernels.rows_forward(block, gamma, beta, eps, rule, act, room[0], added, weight, keeps)
+    y, saved = found[0], None
     if added is not None:
         y, block = y
     order = None if layout.order is None and x.flags.c_contiguous else view.axes_in_memory(x)
-    saved = RowSaved()
-    saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
-    saved.mean, saved.rstd = mean, rstd
-    saved.rule, saved.order = rule, order
-    saved.weight, saved.residual = weight, added is not None
-    saved.gamma, saved.beta = gamma_then, beta_then
-    either = beta if gamma is None else gamma
-    saved.parameter_shape = () if either is None else either.shape
+    if keeps:
+        saved = RowSaved()
+        saved.kernels, saved.x, saved.layout, saved.act = kernels, block, layout, act
+        _, saved.mean, saved.rstd, saved.gamma, saved.beta = found
+        saved.rule, saved.order = rule, order
+        saved.weight, saved.residual = weight, added is not None
+        either = beta if gamma is None else gamma
+        saved.parameter_shape = () if either is None else either.shape
     if out is None:
         out = view.restore(y, layout)
         if order is not None:
@@ -327,7 +332,7 @@ def _looked_at(
     return to, target, apart
 
 
-def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None, saved: Saved) -> None:
+def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None, saved: Saved | None) -> None:
     """Copy a result to `out` unless the kernel has written it there, and remove an overwritten x from `saved`.
 
     This is not needed if `out` did not need all the checks.
@@ -335,5 +340,5 @@ def _deliver(result: ndarray, layout: view.Layout, room: Room, x: ndarray | None
     to, target, apart = room
     if to is None:
         view.put(target, view.restore(result, layout))
-    if not apart and x is not None and overlap.same_memory(target, x):
+    if saved is not None and not apart and x is not None and overlap.same_memory(target, x):
         saved.x = None

@@ -4,12 +4,15 @@ import copy
 import gc
 import pickle
 import threading
+import tracemalloc
 import weakref
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import bnorm
+from bnorm import passes
 from compare import assert_same
 
 C = 4
@@ -184,6 +187,48 @@ def test_no_backward_keeps_nothing(make):
     assert watched() is None
     with pytest.raises(RuntimeError, match=r"no_backward\(\) keeps none"):
         layer.backward(y)
+
+
+def test_nothing_is_made_for_a_backward_that_will_not_come(monkeypatch):
+    """In inference; in training batch norm needs what it saves to move its statistics."""
+    refuse = Mock(side_effect=AssertionError("made something for a backward"))
+    monkeypatch.setattr(passes, "ChannelSaved", refuse)
+    monkeypatch.setattr(passes, "RowSaved", refuse)
+    x = rng.standard_normal((6, C), dtype=np.float32)
+    layers = [
+        bnorm.BatchNorm1d(C),
+        bnorm.LayerNorm(C),
+        bnorm.RMSNorm(C),
+        bnorm.GroupNorm(1, C),
+        bnorm.InstanceNorm1d(C),
+        bnorm.InstanceNorm1d(C, track_running_stats=True),
+    ]
+    for layer in layers:
+        layer.eval()
+        images = x[:, :, None].repeat(2, axis=2) if isinstance(layer, bnorm.InstanceNorm1d) else x
+        with bnorm.no_backward():
+            layer(images)
+            layer(images, out=np.empty_like(images))
+        with pytest.raises(AssertionError, match="made something"):
+            layer(images)
+
+
+def test_no_backward_copies_no_parameters():
+    layer = bnorm.LayerNorm(30_000)
+    x = rng.standard_normal((1, 30_000), dtype=np.float32)
+    out = np.empty_like(x)
+    with bnorm.no_backward():
+        assert memory_of(layer, x, out) < x.nbytes // 2
+    assert memory_of(layer, x, out) >= x.nbytes  # gamma in the type of x
+
+
+def memory_of(call, *args):
+    call(*args)
+    tracemalloc.start()
+    call(*args)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 @every_layer

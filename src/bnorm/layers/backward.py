@@ -48,15 +48,28 @@ DEBUG.thread = -1
 
 def keep(layer: Layer, saved: Saved) -> None:
     """Give what a forward saves to the innermost taker, or else to the layer."""
+    taker = _taker(layer)
+    if taker is None:
+        layer._saved = _marked(saved)
+    elif taker.layer is None:
+        layer._saved = None
+    else:
+        taker.saved = _marked(saved)
+
+
+def drops(layer: Layer) -> bool:
+    """Whether `keep` would drop what a forward of this layer saves."""
+    taker = _taker(layer)
+    return taker is not None and taker.layer is None
+
+
+def _taker(layer: Layer) -> Taker | None:
+    """Return the innermost taker of this thread that takes what a forward of this layer saves, or None."""
     thread = get_ident()
     for taker in reversed(tuple(OPEN)):
-        if taker.thread == thread and taker.layer is layer:
-            taker.saved = _marked(saved)
-            return
-        if taker.thread == thread and taker.layer is None:
-            layer._saved = None
-            return
-    layer._saved = _marked(saved)
+        if taker.thread == thread and (taker.layer is layer or taker.layer is None):
+            return taker
+    return None
 
 
 def set_debug(on: bool) -> None:
@@ -110,11 +123,6 @@ def _marked(saved: Saved) -> Saved:
 def _digest(x: Any) -> int:
     x = floating(x)  # as the first backward converts it, and a later one may be the error
     return crc32(np.ascontiguousarray(moved(x, np.ndarray)).reshape(-1).view(np.uint8).data)
-
-
-def drops() -> bool:
-    """Whether this thread is inside `no_backward`."""
-    return any(taker.layer is None and taker.thread == get_ident() for taker in tuple(OPEN))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from bnorm.distributed.sync import Shared
 from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
-from bnorm.layers.backward import OPEN, keep
+from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.documents import normalizes, public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
@@ -108,7 +108,7 @@ class BatchNorm(Tracking):
         who, act, eps, seen = self._who, self._act, self._eps, (block, layout)
         gamma, beta, mean, var = self._constants or self._vectors()
         known = mean, var
-        moving = None
+        moving, keeps = None, True
         if self._training or not self._track_running_stats:
             moving = self._moving
             rule = None if moving is None else moving.rule
@@ -122,8 +122,9 @@ class BatchNorm(Tracking):
             if saved.frozen:
                 moving = None
         else:
-            y, saved = known_forward(who, x, seen, gamma, beta, known, eps, act, weight, out, given)
-        if OPEN:
+            keeps = not OPEN or not drops(self)
+            y, saved = known_forward(who, x, seen, gamma, beta, known, eps, act, weight, out, given, keeps)
+        if OPEN and keeps:
             keep(self, saved)
         else:
             self._saved = saved

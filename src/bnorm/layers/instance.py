@@ -11,11 +11,11 @@ from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
-from bnorm.layers.backward import OPEN, keep
+from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.documents import OF_CALLS, normalizes, public
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.tracking import Tracking
-from bnorm.passes import Saved, known_forward, row_forward
+from bnorm.passes import known_forward, row_forward
 
 TRACKING = "Whether there are running statistics for inference. Without them inference works as training does."
 WEIGHT = (
@@ -62,7 +62,7 @@ class InstanceNorm(Tracking):
     def __call__(self, x: Any, weight: "ArrayLike | None" = None, out: ndarray | None = None) -> ndarray:
         """Normalize each channel of each sample of x. In training this updates running statistics, if there are any."""
         given = () if out is None else ({"x": x, "weight": weight}, self._own or self._owned())
-        who, axis = self._who, self._axis
+        who, axis, eps, act = self._who, self._axis, self._eps, self._act
         known = self._track_running_stats and not self._training
         layout: Any = self._layout
         block = None if known else again(x, layout)
@@ -72,11 +72,11 @@ class InstanceNorm(Tracking):
             if x.ndim not in self._names or x.shape[axis] != self._num_features:
                 raise wrong_shape(who, x.shape, self._num_features, self._names)
         gamma, beta, mean, var = self._constants or self._vectors()
-        saved: Saved
-        moving = parts = None
+        moving, parts, keeps = None, None, not OPEN or not drops(self)
         if known:
             seen = view.channels(x, axis, False)
-            y, saved = known_forward(who, x, seen, gamma, beta, (mean, var), self._eps, self._act, weight, out, given)
+            stats = mean, var
+            y, saved = known_forward(who, x, seen, gamma, beta, stats, eps, act, weight, out, given, keeps)
         else:
             if block is None:
                 block, layout = view.groups(x, self._num_features, axis)
@@ -84,16 +84,17 @@ class InstanceNorm(Tracking):
                 self._layout = layout if type(x) is ndarray else None
             rows = block, layout
             if self._training and self._moving is not None and x.size:
+                kernels = BACKENDS[type(x)]
                 parts = self._parts(x, rows, weight)  # before y, as `out` may be x
                 moving = None if parts is None else self._moving
-            y, saved = row_forward(who, x, rows, gamma, beta, self._eps, VARIANCE, self._act, out, given, None, weight)
-        if OPEN:
+            y, saved = row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given, None, weight, keeps)
+        if OPEN and keeps:
             keep(self, saved)
         else:
             self._saved = saved
         if moving is not None:
             # As in batch norm, this call and the lines above it are all that changes the layer.
-            left = saved.kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
+            left = kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
             if left:
                 self._warn_once(left)
         return y

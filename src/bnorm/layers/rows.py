@@ -11,7 +11,7 @@ from bnorm.documents import described
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
-from bnorm.layers.backward import OPEN, keep
+from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.base import Layer, adjustable, fixed, signature_of
 from bnorm.layers.documents import OF_CALLS, Y, normalizes, public
 from bnorm.passes import row_forward
@@ -80,10 +80,10 @@ class OverLastAxes(Layer):
         eps = self._eps
         if eps is None:  # half precision is computed in float32
             eps = OF_FLOAT64 if x.dtype.itemsize == 8 else OF_FLOAT32
-        who, seen = self._who, (block, layout)
+        who, seen, keeps = self._who, (block, layout), not OPEN or not drops(self)
         gamma, beta = self._constants or self._vectors()
-        y, saved = row_forward(who, x, seen, gamma, beta, eps, self._RULE, self._act, out, given, residual)
-        if OPEN:
+        y, saved = row_forward(who, x, seen, gamma, beta, eps, self._RULE, self._act, out, given, residual, None, keeps)
+        if OPEN and keeps:
             keep(self, saved)
         else:
             self._saved = saved
@@ -230,11 +230,11 @@ class GroupNorm(Layer):
             block, layout = view.groups(x, self._num_groups, axis)
             checks.several_values(who, block, shape, each=False)
             self._layout = layout if type(x) is ndarray else None
-        seen, eps = (block, layout), self._eps
+        seen, act, keeps = (block, layout), self._act, not OPEN or not drops(self)
         gamma, beta = self._constants or self._vectors()
         y: ndarray
-        y, saved = row_forward(who, x, seen, gamma, beta, eps, VARIANCE, self._act, out, given, None, weight)
-        if OPEN:
+        y, saved = row_forward(who, x, seen, gamma, beta, self._eps, VARIANCE, act, out, given, None, weight, keeps)
+        if OPEN and keeps:
             keep(self, saved)
         else:
             self._saved = saved

@@ -193,7 +193,7 @@ class Inverse:
             If a gamma is 0, which cannot be inverted.
         """
         y, pull = self.vjp(out)
-        self._layer._pull = None if drops() else pull
+        self._layer._pull = None if drops(self._layer) else pull
         return y
 
     def vjp(self, out: Any) -> tuple[ndarray, "PullBack"]:
