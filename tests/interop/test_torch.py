@@ -164,7 +164,7 @@ def test_the_running_variance_is_said_to_follow_pytorch():
 
 def test_a_layer_without_parameters_is_a_plain_one():
     made = [from_torch(nn.LayerNorm(4, elementwise_affine=False)), from_torch(nn.GroupNorm(2, 4, affine=False))]
-    shown = "[LayerNorm((4,), affine=False, dtype='float32'), GroupNorm(2, 4, affine=False, dtype='float32')]"
+    shown = "[LayerNorm(4, affine=False, dtype='float32'), GroupNorm(2, 4, affine=False, dtype='float32')]"
     assert repr(made) == shown
 
 

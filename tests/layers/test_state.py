@@ -361,7 +361,7 @@ def test_a_copy_is_the_same_and_its_own(again, options, training):
 def test_copies_of_every_layer(make, keys, again):
     layer = fill(make())
     other = again(layer)
-    assert type(other) is type(layer) and held(other) == held(layer)
+    assert type(other) is type(layer) and held(other) == held(layer) and repr(other) == repr(layer)
     with pytest.raises(RuntimeError, match="backward: expected a"):  # the forward is not copied
         other.backward(np.ones(3))
     for p, q in zip(other.parameters(), layer.parameters(), strict=True):

@@ -43,12 +43,11 @@ class OverLastAxes(Layer):
         device: str | None,
     ) -> None:
         name = type(self).__name__
-        several = isinstance(normalized_shape, tuple | list)
         sizes = tuple(normalized_shape) if isinstance(normalized_shape, tuple | list) else (normalized_shape,)
         shape = tuple(checks.positive(name, "normalized_shape", n) for n in sizes)
         if not shape:
             raise ValueError(f"{name}: normalized_shape: expected one size or more, got {normalized_shape!r}")
-        who = signature_of(name, shape if several else shape[0])
+        who = signature_of(name, shape if len(shape) > 1 else shape[0])  # a file does not say if it was 3 or (3,)
         if elementwise_affine is not None:
             affine = affine and checks.flag(who, "elementwise_affine", elementwise_affine)
         super().__init__(who, shape, eps, affine, bias, activation, negative_slope, dtype, device)
