@@ -331,5 +331,10 @@ def test_tree_of_a_space():
     images = np.stack([x["image"] for x in samples]).astype("f8")
     np.testing.assert_allclose(tree["image"].var, images.var(0), rtol=1e-12)
     assert isinstance(RunningNorm.tree(SPACE["image"]), RunningNorm)
+    example = RunningNorm.tree(samples[0], clip=3)  # where integers may be labels
+    assert example["image"] is None
+    floats = RunningNorm.tree(samples[0] | {"image": samples[0]["image"].astype("f4")}, clip=3)
+    assert repr(floats) == repr(tree)
+    np.testing.assert_array_equal([floats(x) for x in samples][-1]["image"], z["image"])
     with pytest.raises(TypeError, match="expected arrays of floats, or a space with a Box"):
         RunningNorm.tree(spaces.Discrete(3))

@@ -166,7 +166,9 @@ class RunningNorm(Followed):
         ----------
         space_or_example : gymnasium.Space, or an observation
             The arrays of a Box are normalized, and so are the float arrays of an example. Everything else, such as the
-            integers of a Discrete space, or text, is passed on as it is.
+            integers of a Discrete space, or text, is passed on as it is. An array of integers, such as an image, is
+            normalized if it comes from a Box, but not if it is part of an example, where it may as well be a label;
+            give an example of floats, or the space. The tree then takes observations of integers.
         **options
             As for RunningNorm, for every array.
 
