@@ -125,3 +125,19 @@ def test_before_fit(tmp_path):
     with pytest.raises(NotFittedError):
         BatchNormTransformer().save(tmp_path / "t.npz")
     assert not list(tmp_path.iterdir())
+
+
+def test_saving_that_fails_changes_nothing(tmp_path):
+    """Parameters that have been set apply from the next batch, or file, on."""
+    t = BatchNormTransformer(halflife=5.0, history=8)
+    for rows in np.array_split(X, 6):
+        t.partial_fit(rows)
+    path, kept, y = tmp_path / "t.npz", tmp_path / "kept.npz", t.transform(X.copy())
+    t.save(kept)
+    t.set_params(halflife=50.0, eps=3.0, history=2)
+    with pytest.raises(FileNotFoundError):
+        t.save(tmp_path / "nowhere" / "t.npz")
+    assert_same(t.transform(X.copy()), y)
+    assert t.layer_.eps == 0.0
+    t.set_params(halflife=5.0, eps=0.0, history=8).save(path)
+    assert path.read_bytes() == kept.read_bytes()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -42,11 +43,16 @@ class Fitting:
         """
         self._check_fitted()
         self._check_parameters()
-        try:
-            content = self._packed()
-        except ValueError as error:
-            raise ValueError(f"{self._WHO}: save: {error}") from None
-        container.write(f"{self._WHO}: save", path, *content)
+        with self._following():
+            try:
+                content = self._packed()
+            except ValueError as error:
+                raise ValueError(f"{self._WHO}: save: {error}") from None
+            container.write(f"{self._WHO}: save", path, *content)
+
+    def _following(self) -> AbstractContextManager[object]:
+        """Return a block in which parameters that were set meanwhile apply; after it too, unless it raises an error."""
+        return nullcontext()
 
     @property
     def newest_time_(self) -> Any:
@@ -88,6 +94,9 @@ class Attributes(Fitting):
     _WHO, _LEARNED = "BatchNormTransformer", "_state"
 
     _state: State
+
+    def _following(self) -> AbstractContextManager[object]:
+        return self._state.following(self)
 
     @property
     def layer_(self) -> BatchNorm1d:
