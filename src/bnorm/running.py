@@ -236,6 +236,21 @@ class Statistics:
                 self.pairs[...] = np.minimum(self.seen * (self.seen - 1), np.finfo(np.float64).max)
             self.last[...] = rows
 
+    def refade(self, halflife: float | None, timed: bool) -> None:
+        """Continue with another half-life. Until now everything has faded by the present one, in gaps too.
+
+        So a channel whose last value is k half-lives old gets a `last` that is k new half-lives before now.
+        timed: whether the clock of the stream reads times. Then now is the time of its newest value.
+        """
+        if self.last is not None and halflife is not None and self._halflife is not None:
+            present = self.last[self.seen > 0]
+            now = float(self.rows) if not timed else float(present.max().item()) if present.size else 0.0
+            with np.errstate(over="ignore", invalid="ignore"):
+                last = now - (now - self.last) / self._halflife * halflife
+            lowest = np.finfo(np.float64).min
+            self.last[...] = np.where(self.last < now, np.where(last > lowest, last, lowest), self.last)
+        self.halflife = halflife
+
     def merge(self, other: "Statistics", later: float | None = None) -> None:
         """Merge other statistics of the same mode. If values fade, both streams end now, or with `later` the time zero
         of the others is that much later."""

@@ -121,6 +121,42 @@ def test_half_lives_do_not_depend_on_gaps_and_cuts(runs, halflife, ddof, cuts, s
         assert t.n_samples_seen_ == (~np.isnan(x)).sum()
 
 
+@pytest.mark.parametrize("then", [2, 40])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_changed_half_life_is_that_of_later_rows(timed, ddof, then):
+    """What came before has faded by the old half-life until then, in gaps too: here the last values of a feature."""
+    x = table(60)
+    x[20:40, 1], x[30:50, 2] = np.nan, np.nan
+    begins = np.r_[np.ones(40), np.zeros(20)]  # the rows with the old half-life, 4 rows
+    older = 2.0 ** -(np.cumsum(np.r_[np.where(begins, 1 / 4, 1 / then)[1:], 0][::-1])[::-1])
+    parameters = [{"halflife": f"{h}s" if timed else h, "ddof": ddof} for h in (4, then)]
+
+    def learn(t, rows):
+        return t.partial_fit(x[rows], times=np.arange(60.0)[rows]) if timed else t.partial_fit(x[rows])
+
+    t = BatchNormTransformer(**parameters[0])
+    for rows in np.split(np.arange(40), [20, 30]):
+        learn(t, rows)
+    t.set_params(**parameters[1])
+    merged = copy.deepcopy(t).merge(copy.deepcopy(t))
+    with pytest.raises(ValueError, match="infinity"):
+        t.partial_fit(np.full((1, 3), np.inf), times=[40.0] if timed else None)
+    learn(t, slice(40, 60))
+    for j in range(3):
+        known = ~np.isnan(x[:, j])
+        w, v = older[known], x[known, j]
+        mean = np.average(v, weights=w)
+        var = (w * (v - mean) ** 2).sum() / (w.sum() - ddof * (w * w).sum() / w.sum())
+        np.testing.assert_allclose([t.mean_[j], t.var_[j]], [mean, var], rtol=1e-12)
+    learn(merged, slice(40, 60))
+    twice = np.r_[older[:40], older]
+    for j in range(3):
+        both = np.r_[x[:40, j], x[:, j]]
+        known = ~np.isnan(both)
+        np.testing.assert_allclose(merged.mean_[j], np.average(both[known], weights=twice[known]), rtol=1e-12)
+
+
 def test_missing_values_after_values_are_one_thing_in_one_call_or_many():
     x = np.r_[np.arange(100.0), np.full(2900, np.nan)][:, None]
     whole = BatchNormTransformer(halflife=4).partial_fit(x)

@@ -322,7 +322,7 @@ class BatchNormTransformer(
             t._check_parameters()
         check_mergeable(self, other)
         with self._state.following(self):
-            self._state.merge(other._state)
+            self._state.merge(other._state.continued(other))
         return self
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # scikit-learn's HTML shows it too

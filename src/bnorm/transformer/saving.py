@@ -76,7 +76,6 @@ class Savable:
 
     def _packed(self) -> tuple[Config, dict[str, ndarray]]:
         p = self.get_params(deep=False)
-        self._state.follow(p["momentum"], p["halflife"], p["eps"], p["history"])
         return packed(Stored(p, self._state, self._state.parameters, self._known_names()))
 
     @classmethod

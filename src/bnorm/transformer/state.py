@@ -108,15 +108,25 @@ class State(Fitted):
         Only those are read that may change during a stream.
         """
         mine, history = self.statistics, copy(self.history)
-        before = mine.batches, mine.momentum, mine.halflife, self.eps
-        self.follow(estimator.momentum, estimator.halflife, estimator.eps, estimator.history)
+        before, arrays, zero = (mine.batches, mine.momentum, mine.halflife, self.eps), mine.copy(), self.zero
         try:
+            self.follow(estimator.momentum, estimator.halflife, estimator.eps, estimator.history)
             yield
         except BaseException:
             if mine.batches == before[0]:
                 self.history = history
+                refaded = mine.halflife != arrays.halflife
                 self._follow_numbers(*before[1:], None if history is None else history.limit)
+                if refaded:
+                    at_once(self.taking(arrays, {"zero": zero}))
             raise
+
+    def continued(self, estimator: Any) -> "State":
+        """Return a copy without a layer that continues with the parameters of a transformer, as `following` does."""
+        new = copy(self)
+        new.statistics, new.history, new._layer = self.statistics.copy(), copy(self.history), None
+        new.follow(estimator.momentum, estimator.halflife, estimator.eps, estimator.history)
+        return new
 
     def follow(self, momentum: float | None, halflife: Any, eps: float, history: int | None) -> None:
         """Continue with other values of those parameters that may change during a stream."""
@@ -130,7 +140,7 @@ class State(Fitted):
         if self.statistics.momentum != momentum:
             self.statistics.momentum = momentum
         if self.statistics.halflife != halflife:
-            self.statistics.halflife = halflife
+            self.statistics.refade(halflife, self.timed)
         if history != (self.history and self.history.limit):
             self.keep(history)
 
