@@ -1,9 +1,11 @@
 """What does a busy machine cost? `python -m benchmarks.busy`: one thread against all, beside processes that compute.
 
 Each case is measured in turns, a block of calls with one thread and then one with all, while no, one or two processes
-per core compute without end. The table has the median and the ninth decile of a call with all threads, over those with
-one thread in the same minute. If a team waits for a thread that has no core, the ninth decile shows it. For the last
-lines the machine is idle and the caller sleeps before each call: a system may wake a whole team on one core.
+per core compute without end; while one per core computes for 1 to 10 ms now and then, a tenth of the time; and while
+one per core computes with the lowest priority. The table has the median and the ninth decile of a call with all
+threads, over those with one thread in the same minute, and the means. If a team waits for a thread that has no core,
+the ninth decile shows it. For the last lines the machine is idle and the caller sleeps before each call: a system may
+wake a whole team on one core.
 """
 
 import argparse
@@ -23,6 +25,15 @@ from bnorm import functional
 from .text import aligned
 
 COUNTING = "while True: pass"
+NOW_AND_THEN = """
+import random, time
+while True:
+    end = time.perf_counter() + random.uniform(0.001, 0.01)
+    while time.perf_counter() < end:
+        pass
+    time.sleep(random.uniform(0.01, 0.1))
+"""
+LOW_PRIORITY = f"import os; os.nice(19)\n{COUNTING}"
 BLOCK = 0.4  # seconds of one setting, then of the other
 BLOCKS = 6  # blocks of each setting
 SLEEP = 0.05  # seconds before each call, in fewer and longer blocks
@@ -46,9 +57,9 @@ def cases() -> dict[str, Callable[[], object]]:
 
 
 @contextmanager
-def neighbors(n: int) -> Iterator[None]:
-    """Run n processes that compute, until the block ends."""
-    running = [subprocess.Popen([sys.executable, "-c", COUNTING]) for _ in range(n)]
+def neighbors(n: int, program: str = COUNTING) -> Iterator[None]:
+    """Run n processes until the block ends."""
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(n)]
     try:
         time.sleep(0.2 if n else 0.0)
         yield
@@ -78,13 +89,13 @@ def block(call: Callable[[], object], threads: int, duration: float, sleep: floa
 def compare(
     call: Callable[[], object], threads: int, sleep: float = 0.0, duration: float = BLOCK, blocks: int = BLOCKS
 ) -> list[list[float]]:
-    """Return median and ninth decile of a call in seconds, with one thread and with all."""
+    """Return median, ninth decile and mean of a call in seconds, with one thread and with all."""
     took: dict[int, list[float]] = {1: [], threads: []}
     call()
     for _ in range(blocks):
         for n, some in took.items():
             some += block(call, n, duration, sleep)
-    return [list(np.quantile(some, [0.5, 0.9])) for some in took.values()]
+    return [[*np.quantile(some, [0.5, 0.9]), np.mean(some)] for some in took.values()]
 
 
 def main() -> None:
@@ -94,7 +105,8 @@ def main() -> None:
     threads, cores = bnorm.get_num_threads(), len(os.sched_getaffinity(0))
     if threads < 2:
         raise SystemExit("one thread is all there is here")
-    lines = [["case", "busy processes per core", "1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio"]]
+    heads = ["1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio", "mean: 1", "all", "ratio"]
+    lines = [["case", "busy processes per core", *heads]]
 
     def measure(words: str, *how: Any) -> None:
         for name, call in cases().items():
@@ -107,6 +119,9 @@ def main() -> None:
     for busy in options.busy:
         with neighbors(busy * cores):
             measure(f"{busy}")
+    for words, program in (("1, now and then", NOW_AND_THEN), ("1, of low priority", LOW_PRIORITY)):
+        with neighbors(cores, program):
+            measure(words)
     measure(f"0, slept {1e3 * SLEEP:.0f} ms before", *SLEPT)
     print("\n".join(aligned(lines, 1)))
 

@@ -307,6 +307,27 @@ FAULTS = {
             "tests/kernels/test_buffers.py",
         ),
         (
+            "one late call ends a team that was useful",
+            "kernels/cpu/threads.h",
+            "    bn_gained += gain;\n    if",
+            "    bn_gained = gain;\n    if",
+            "tests/kernels/test_late_teams.py",
+        ),
+        (
+            "threads that wake after a rest are late",
+            "kernels/cpu/threads.h",
+            "    bn_excused = 1;\n",
+            "    bn_excused = 0;\n",
+            "tests/kernels/test_late_teams.py",
+        ),
+        (
+            "a team that was late is trusted after one good call",
+            "kernels/cpu/threads.h",
+            "        if (bn_gained >= BN_MOST_GAINED) {\n            bn_gained = BN_MOST_GAINED;\n",
+            "        if (bn_gained >= 0.0) {\n",
+            "tests/kernels/test_late_teams.py",
+        ),
+        (
             "averages keep what is not finite",
             "kernels/cpu/loops/channel_tasks.pxi",
             "            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))\n",

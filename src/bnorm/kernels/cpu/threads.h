@@ -17,11 +17,14 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #endif
 
 /* On a busy machine the system gives a thread's core to other processes for milliseconds: the rest of the team waits
- * for that thread, and while they spin they keep it from getting a core. If a call on all threads took longer than the
- * caller alone would have needed, by the processor time of its own part, the caller then works alone for a while: for a
- * multiple of the time that the call took, longer each time it happens again. Results do not depend on it. To read the
- * processor time takes most of a microsecond, so it is read only after something took long; until then the wall clock
- * replaces it.
+ * for that thread, and while they spin they keep it from getting a core. So each call on all threads is judged: the
+ * caller alone would have needed the processor time of its own part, times the number of threads. What calls gain by
+ * their threads is added up, to a limit, and what late calls lose is taken off. When nothing is left, the caller works
+ * alone for a while: for a multiple of the time that the late call took, longer each time until threads have proved
+ * useful again. Processes that need the cores now and then thus cost only the calls that they delay, and those that
+ * always need them end the team. Afterwards the other threads sleep, on cores that may be taken, so a first late call
+ * does not count. Results do not depend on it. To read the processor time takes most of a microsecond, so it is read
+ * only after something took long; until then the wall clock replaces it.
  *
  * A team can come late on an idle machine too, after it has slept together with its caller: some systems wake the other
  * threads on the core of the caller, and move them to another core only milliseconds later. Where that has happened,
@@ -34,6 +37,7 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_REST 16.0    /* the caller works alone 16 times as long as the late call took: late calls cost a sixteenth */
 #define BN_LONGEST 2.0  /* the longest time alone, in seconds */
 #define BN_LOOK 5e-3    /* seconds between two readings: as long as the other threads spin before they sleep */
+#define BN_MOST_GAINED 3e-2 /* seconds: some turns of another process, 3 to 4 ms each */
 #define BN_NAP 1e-2     /* seconds of sleep after which the system may wake all threads on one core */
 #define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
 #define BN_PARTED 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
@@ -46,7 +50,9 @@ typedef void (*bn_part)(void *job, ptrdiff_t i);
 
 static BN_OF_THREAD double bn_alone_until = 0.0, bn_rest = BN_REST;
 static BN_OF_THREAD double bn_looked_at = 0.0, bn_used_then = 0.0, bn_woke_at = 0.0;
-static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0, bn_pushes_left = 0;
+static BN_OF_THREAD double bn_gained = 0.0, bn_excused_until = 0.0;
+static BN_OF_THREAD int bn_excused = 0;     /* late calls that will not count, if they come in time */
+static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0;
 static BN_OF_THREAD int bn_watched = BN_WATCHED;
 
 static inline double bn_processor_time(void)
@@ -79,7 +85,8 @@ static inline int bn_alone(ptrdiff_t values)
     const double now = omp_get_wtime();
     if (bn_slept(now)) {
         bn_woke_at = now;
-        bn_pushes_left = BN_PUSHES;
+        bn_excused = BN_PUSHES;
+        bn_excused_until = now + BN_PARTED;
         if (bn_naps_left > 0 && values < BN_MUCH) {
             bn_naps_left--;
             bn_alone_until = bn_alone_until < now + BN_AWAKE ? now + BN_AWAKE : bn_alone_until;
@@ -94,7 +101,42 @@ static inline void bn_trust(void)
     bn_alone_until = bn_looked_at = bn_woke_at = 0.0;
     bn_rest = BN_REST;
     bn_naps = BN_NAPS;
-    bn_naps_left = bn_pushes_left = 0;
+    bn_naps_left = bn_excused = 0;
+    bn_gained = bn_excused_until = 0.0;
+}
+
+/* Judge a call on all threads that took `took` seconds, where the caller alone would have needed `alone`: does the
+ * caller work alone from now on, and how long? certain: whether `alone` can be trusted. */
+static inline void bn_judge(double begun, double took, double alone, int certain)
+{
+    const int woke = begun < bn_woke_at + BN_AWAKE;
+    const double gain = alone - took, now = begun + took;
+    double rest;
+    if (gain >= -BN_SLACK) {
+        bn_naps = woke ? BN_NAPS : bn_naps;
+        if (gain > 0.0 && certain)
+            bn_gained += gain;
+        if (bn_gained >= BN_MOST_GAINED) {
+            bn_gained = BN_MOST_GAINED;
+            bn_rest = BN_REST;
+        }
+        return;
+    }
+    if (woke) {
+        bn_naps_left = bn_naps;
+        bn_naps = bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
+    }
+    if (begun < bn_excused_until && bn_excused-- > 0)
+        return;
+    bn_gained += gain;
+    if (bn_gained >= 0.0)
+        return;
+    rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
+    bn_gained = 0.0;
+    bn_alone_until = now + rest;
+    bn_excused = 1;
+    bn_excused_until = bn_alone_until + BN_PARTED;
+    bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
 }
 
 /* Run part(job, i) for every i below `threads`, each on its own thread; the caller runs part(job, 0). */
@@ -102,8 +144,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
 {
     const int watched = bn_watched;
     const double begun = omp_get_wtime(), used = watched ? bn_processor_time() : begun;
-    const int woke = begun < bn_woke_at + BN_AWAKE;
-    double own = 0.0, took, rest;
+    double own = 0.0, took;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
 #endif
@@ -118,20 +159,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
         bn_looked_at = begun + took;
         bn_used_then = bn_processor_time();
     }
-    if (took <= threads * own + BN_SLACK) {
-        bn_rest = BN_REST;
-        bn_naps = woke ? BN_NAPS : bn_naps;
-        return;
-    }
-    if (woke) {
-        bn_naps_left = bn_naps;
-        bn_naps = bn_naps < BN_MOST_NAPS ? 2 * bn_naps : bn_naps;
-    }
-    if (begun < bn_woke_at + BN_PARTED && bn_pushes_left-- > 0)
-        return;
-    rest = bn_rest * took < BN_LONGEST ? bn_rest * took : BN_LONGEST;
-    bn_alone_until = begun + took + rest;
-    bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
+    bn_judge(begun, took, threads * own, watched || took <= BN_LONG);
 }
 
 /* bn_startable: how many of n threads a parallel region may have, either all or as many as this thread's last region

@@ -13,6 +13,8 @@ cdef extern from "threads.h" nogil:
     bint bn_alone(Py_ssize_t)
     void bn_trust()
     void bn_share(part_t, void*, int)
+    void bn_judge(double, double, double, bint)
+    double bn_alone_until
 
 cdef enum:
     # A call on fewer values stays on one thread. On 2 cores, an idle second thread makes calls on 65,536 float32 values
@@ -79,6 +81,13 @@ def get_num_threads():
 def resting():
     """Whether this thread works alone for a while, because others of its team came too late, or it has just slept."""
     return bool(bn_alone(0))
+
+
+def judged(double begun, double took, double alone):
+    """Judge a call that began and took so many seconds, where one thread would have needed `alone`, as if this thread
+    had made it. Return for how many seconds this thread then works alone. For tests."""
+    bn_judge(begun, took, alone, True)
+    return max(0.0, bn_alone_until - begun - took)
 
 
 def limit_caller(int n):

@@ -1,0 +1,142 @@
+"""When a caller works alone, as its team came too late: the rule by itself, on a clock of its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bnorm.kernels.cpu.threads import judged
+
+ALONE, SHARED, TURN = 1e-3, 5e-4, 4e-3  # seconds: a call, the same on two threads, what another process takes
+
+
+class Clock:
+    """Calls of a program, by a thread that has made none before. `late`: another process delays them."""
+
+    def __init__(self):
+        self.now = self.alone_until = 0.0
+
+    def call(self, late=False):
+        took = SHARED + TURN * late
+        if self.now < self.alone_until:
+            took = ALONE
+        else:
+            self.alone_until = self.now + took + judged(self.now, took, ALONE)
+        self.now += took
+
+    def rests(self):
+        """Return how long the caller works alone from now on."""
+        return max(0.0, self.alone_until - self.now)
+
+    def wait(self):
+        self.now = max(self.now, self.alone_until)
+
+
+def of_a_new_thread(test):
+    """What a thread knows of its team is its own."""
+
+    def run():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(test).result()
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@of_a_new_thread
+def test_a_team_that_is_always_late_rests_longer_and_longer():
+    clock, rests = Clock(), []
+    for _ in range(12):
+        clock.call(late=True)
+        if rests:  # its threads had to wake
+            assert clock.rests() == 0
+            clock.call(late=True)
+        rests.append(clock.rests())
+        clock.wait()
+    took = SHARED + TURN
+    assert rests == pytest.approx([min(2.0, 16 * took * min(2**i, 16)) for i in range(12)])
+
+
+@of_a_new_thread
+def test_late_calls_may_lose_what_a_team_has_gained():
+    clock = Clock()
+    for _ in range(20):  # 0.5 ms each
+        clock.call()
+    for _ in range(2):  # 3.5 ms each
+        clock.call(late=True)
+        assert clock.rests() == 0
+    clock.call(late=True)
+    assert clock.rests() > 0
+
+
+@of_a_new_thread
+def test_a_long_time_without_late_calls_counts_for_30_ms():
+    clock = Clock()
+    for _ in range(10_000):
+        clock.call()
+    late = 0
+    while not clock.rests():
+        clock.call(late=True)
+        late += 1
+    assert late == 9  # of 3.5 ms
+
+
+@of_a_new_thread
+def test_threads_that_prove_useful_again_are_trusted_again():
+    clock, longest = Clock(), 0.0
+    for _ in range(8):
+        clock.call(late=True)
+        longest = max(longest, clock.rests())
+        clock.wait()
+    assert longest > 0.5
+    for _ in range(70):
+        clock.call()
+    while not clock.rests():
+        clock.call(late=True)
+    assert clock.rests() == pytest.approx(16 * (SHARED + TURN))
+
+
+SHARES = [0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_calls_that_are_late_by_chance_cost_what_the_better_way_costs(share):
+    """With all threads always, or alone always; and one part in twenty, for the first late calls and for trials."""
+    assert mean(Clock(), by_chance(share)) < 1.05 * min(ALONE, mean(Always(), by_chance(share)))
+
+
+@pytest.mark.parametrize("period", [0.02, 0.2, 1.0, 5.0])
+@pytest.mark.parametrize("share", SHARES)
+def test_a_process_that_comes_and_goes_costs_little_more(share, period):
+    """A rest is up to 72 ms long at first, whenever the process goes: that is most beside turns of 40 ms."""
+
+    def late(now):
+        return now % period < period * share
+
+    assert mean(Clock(), late) < 1.3 * min(ALONE, mean(Always(), late))
+
+
+def by_chance(share):
+    rng = np.random.default_rng(0)
+    return lambda now: rng.random() < share
+
+
+class Always(Clock):
+    """Calls that always use all threads."""
+
+    def call(self, late=False):
+        self.now += SHARED + TURN * late
+
+
+def mean(clock, late, duration=20.0):
+    """Return what a call takes in the mean."""
+
+    def calls():
+        n = 0
+        while clock.now < duration:
+            clock.call(late(clock.now))
+            n += 1
+        return clock.now / n
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(calls).result()
