@@ -31,7 +31,7 @@ def user_level() -> int:
 
 
 class SingleValueError(ValueError):
-    """A training batch has only one value per channel, so there is no variance."""
+    """There is only one value per channel of a training batch, or per group of a sample, so there is no variance."""
 
 
 class NonFiniteError(FloatingPointError, ValueError):
@@ -46,7 +46,8 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     kernels = kernels_for(value, who, name, kind, beside)
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{who}: {name}: expected an array without a mask (weight= leaves values out), got {type_name(value)}"
+            f"{who}: {name}: expected an array without a mask, got {type_name(value)}: filled() returns one, and "
+            "weight= of batch, group and instance norm leaves values out"
         )
     try:
         a: ndarray = kernels.asarray(value)
@@ -361,7 +362,7 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
     """
     samples, groups, channels, positions = rows.shape
     if rows.size and channels * positions * (1 if each else samples) == 1:
-        raise ValueError(
+        raise SingleValueError(
             f"{who}: x: expected more than one value per group (of channels, in one sample) for statistics, "
             f"got shape {shape} in {groups} groups"
         )

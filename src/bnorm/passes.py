@@ -85,9 +85,7 @@ class Saved:
         """
         x, layout = self.x, self.layout
         if x is None:
-            raise RuntimeError(
-                f"{who}: saved: expected a forward whose x is still there, got one whose x out= overwrote"
-            )
+            raise RuntimeError(f"{who}: x: expected it as it was in the forward, got one that out= overwrote")
         if x.dtype.kind in "bui":
             x = self.x = checks.floating(x)
         dh = None

@@ -100,7 +100,7 @@ def double_backward(
     has_gamma, has_beta, shape = _parameters(saved)
     x = saved.x
     if x is None:
-        raise RuntimeError(f"{WHO}: saved: expected a forward whose x is still there, got one whose x out= overwrote")
+        raise RuntimeError(f"{WHO}: x: expected it as it was in the forward, got one that out= overwrote")
     if type(x) is not ndarray:
         raise TypeError(f"{WHO}: saved: expected the forward of a NumPy array, got one of {checks.type_name(x)}")
     k = _vector("ddgamma", ddgamma, has_gamma, shape)

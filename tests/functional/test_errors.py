@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import bnorm
 import bnorm.functional as F
 import cases
 from bnorm import Moments
@@ -44,7 +45,7 @@ BAD = [
     ("batch_norm", BATCH, {"x": X.astype(str)}, TypeError, "x", "expected real numbers"),
     ("batch_norm", BATCH, {"x": X.astype("M8[s]")}, TypeError, "x", "datetime64"),
     ("batch_norm", BATCH, {"x": np.zeros((8, 4), [("a", "f4")])}, TypeError, "x", "expected real numbers"),
-    ("batch_norm", BATCH, {"x": masked(X)}, TypeError, "x", "weight="),
+    ("batch_norm", BATCH, {"x": masked(X)}, TypeError, "x", "filled() returns one, and weight= of batch, group and"),
     ("batch_norm", BATCH, {"x": [[1.0, 2.0], [3.0]]}, TypeError, "x", "list"),
     ("batch_norm", BATCH, {"x": None}, TypeError, "x", "NoneType"),
     ("batch_norm", BATCH, {"x": "X"}, TypeError, "x", "str"),
@@ -53,8 +54,8 @@ BAD = [
     ("layer_norm", LAYER, {"x": X.astype(complex)}, TypeError, "x", "complex128"),
     ("rms_norm", LAYER, {"x": masked(X)}, TypeError, "x", "mask"),
     ("group_norm", GROUP, {"x": ONES}, ValueError, "x", "samples and one of channels, got shape (4,)"),
-    ("group_norm", GROUP, {"x": X[:1], "num_groups": 4}, ValueError, "x", "more than one value per group"),
-    ("instance_norm", INSTANCE, {"x": X}, ValueError, "x", "more than one value"),
+    ("group_norm", GROUP, {"x": X[:1], "num_groups": 4}, bnorm.SingleValueError, "x", "more than one value per group"),
+    ("instance_norm", INSTANCE, {"x": X}, bnorm.SingleValueError, "x", "more than one value"),
     ("instance_norm", INSTANCE, {"x": IMAGES[:, :, :1, :1]}, ValueError, "x", "got shape (2, 4, 1, 1)"),
     ("moments", BATCH, {"x": X.astype(complex)}, TypeError, "x", "complex128"),
     # axis
@@ -277,7 +278,7 @@ def test_numpy_integers_and_reals_are_numbers():
 def test_backward_after_a_forward_that_overwrote_its_input():
     x = X.copy()
     _, saved = F.batch_norm(x, out=x)
-    with pytest.raises(RuntimeError, match=r"^backward: saved: expected a forward whose x is still there"):
+    with pytest.raises(RuntimeError, match=r"^backward: x: expected it as it was in the forward, got one that out="):
         F.backward(X, saved)
 
 

@@ -58,7 +58,7 @@ def test_in_place(kind, memory, same):
     y, spent = kind.forward(a, gamma, out=out)
     assert y is out
     assert_close(a, want, 1e-14)
-    with pytest.raises(RuntimeError, match=r"backward: saved: .* out= overwrote"):
+    with pytest.raises(RuntimeError, match=r"backward: x: .* out= overwrote"):
         F.backward(dy, spent)
 
     a, b = memory(x.copy()), memory(dy.copy())  # over dy: the forward stays

@@ -302,7 +302,7 @@ def test_errors_name_the_parameter():
     with pytest.raises(TypeError, match="ddx: expected real numbers"):
         F.double_backward(x + 1j, saved, x)
     _, saved = F.batch_norm(x, out=x)
-    with pytest.raises(RuntimeError, match="whose x out= overwrote"):
+    with pytest.raises(RuntimeError, match="x: expected it as it was in the forward, got one that out= overwrote"):
         F.double_backward(x, saved, x)
     _, saved = F.batch_norm(np.ones((6, 2)))
     saved.x = saved.x.view(np.recarray)

@@ -85,8 +85,8 @@ FAULTS = {
         (
             "an x that out has overwritten is used in a backward",
             "passes.py",
-            "        if x is None:\n            raise RuntimeError(\n",
-            "        if x is None and layout is None:\n            raise RuntimeError(\n",
+            "        if x is None:\n            raise RuntimeError(",
+            "        if x is None and layout is None:\n            raise RuntimeError(",
             "tests/functional/test_errors.py",
         ),
         (
