@@ -80,6 +80,7 @@ def run(
     rows, left_out, start, others = [], [], time.perf_counter(), machine.Others()
     with ExitStack() as stack:
         copies = {n: stack.enter_context(Copy(n)) for n in threads}
+        _say(start, f"start {', '.join(names)}")
         libraries, missing = _libraries(names, process, stack)
         for case in cases:
             for dtype in dtypes:
