@@ -122,6 +122,24 @@ EXCEL = "a ZIP archive, as Excel's files are: unpack it, or save the table as CS
 
 
 @pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ('{"a": 1, "b": 2}\n{"a": 2, "b": 3}\n', "the first row begins with '{', as JSON does"),
+        ("[[1, 2],\n[3, 4]]\n", "the first row begins with '[', as JSON does"),
+        ("\n<!DOCTYPE html>\n<title>404 Not found</title>\n", "the first row begins with '<', as HTML and XML do"),
+        ("<html>404 Not found</html>\n", "the first row begins with '<', as HTML and XML do"),
+    ],
+)
+def test_a_download_that_is_no_table(command, tmp_path, text, want):
+    data = tmp_path / "x.csv"
+    data.write_text(text)
+    done = command.run("fit", data, "-o", tmp_path / "s.npz")
+    assert done.code == 1
+    assert want in done.err
+    assert "--delimiter" not in done.err
+
+
+@pytest.mark.parametrize(
     ("name", "content", "want"),
     [
         ("x.csv", "", "expected a table, got an empty file"),

@@ -126,6 +126,7 @@ class Dialect(NamedTuple):
 PLAIN = Dialect()
 SIGNED = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
 LONGEST_NUMBER = 100
+NO_TABLES = {"{": "JSON does", "[": "JSON does", "<": "HTML and XML do"}  # a download may be one, whatever its name is
 
 
 def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list[str]:
@@ -134,6 +135,8 @@ def doubts(names: Sequence[str], numbers: Sequence[str], delimiter: str) -> list
         return [f"the first row, {names[0]!r}, is a note for Excel; --skip-rows 1 --delimiter '{told[1] or delimiter}'"]
     if len(names) == 1 and not numbers and names[0].lstrip().startswith("#"):
         return [f"the first row, {names[0]!r:.80}, may be a note; --skip-rows N leaves out N lines"]
+    if not numbers and (like := NO_TABLES.get(begins := names[0].lstrip()[:1])):
+        return [f"the first row begins with {begins!r}, as {like}"]
     likely = ";\t|," if numbers else ";\t|, "
     if len(names) == 1 and (other := next((c for c in likely if c in names[0].strip() and c != delimiter), None)):
         asked = "tab" if other == "\t" else f"'{other}'"
