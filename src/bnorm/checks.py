@@ -312,11 +312,6 @@ def weights(who: str, weight: object, layout: view.Layout, kind: type, keep: boo
     return kept, positive
 
 
-def placed_weights(who: str, weight: object, layout: view.Layout, kind: type) -> ndarray:
-    """Return weights as `weights` does, but check only type and shape. `check_weights` makes the other checks."""
-    return placed(who, view.weights, real(who, "weight", weight, kind), layout)
-
-
 def placed(who: str, order: Callable[[Any, view.Layout], ndarray], given: ndarray, layout: view.Layout) -> ndarray:
     """Return weights or codes of groups in the order of a layout, by `view.weights` or `view.codes`."""
     try:

@@ -316,7 +316,8 @@ def moments(
     """
     who = "moments"
     if groups is None:
-        grouping.refuse_number(who, n_groups)
+        if n_groups is not None:
+            raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
         return reductions.moments(who, x, axis, weight, skipna, exact, minmax, scale)
     skipna, exact, minmax = checks.flags(who, skipna=skipna, exact=exact, minmax=minmax)
     if minmax:

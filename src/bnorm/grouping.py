@@ -54,12 +54,6 @@ def moments(
         ) from None
 
 
-def refuse_number(who: str, n_groups: Any) -> None:
-    """Raise ValueError if there is a number of groups; for calls without groups."""
-    if n_groups is not None:
-        raise ValueError(f"{who}: n_groups: expected None, as groups is None, got {n_groups!r}")
-
-
 def _codes(who: str, groups: ArrayLike, n_groups: int | None, layout: view.Layout) -> tuple[ndarray, int]:
     """Return codes in the form that the kernels take, and the number of groups."""
     given = checks.real(who, "groups", groups, ndarray)

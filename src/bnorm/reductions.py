@@ -54,7 +54,7 @@ def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bo
     if type(block) is not ndarray:
         weight, _ = checks.weights(who, weight, layout, type(block), keep=False)
         return BACKENDS[type(block)].moments(block, weight, skipna)
-    weight = checks.placed_weights(who, weight, layout, ndarray)
+    weight = checks.placed(who, view.weights, checks.real(who, "weight", weight, ndarray), layout)
     parts = cpu.moments(block, weight, skipna)
     if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # an infinite count means that weights are wrong
         checks.check_weights(who, weight)

@@ -65,17 +65,13 @@ def _merging(obj: Any) -> Callable[[list[Any]], Any]:
         return _merged_transformers
     streams = sys.modules.get("bnorm.streams")
     if streams is not None and isinstance(obj, streams.RunningNorm | streams.RunningNormTree):
-        return _merged_streams
+        return lambda items: _in_pairs(add, items) if len(items) > 1 else items[0].copy()
     raise TypeError(f"{WHO}: obj: expected {EXPECTED}, got {type(obj).__name__}")
 
 
 def _merged_transformers(items: list[Any]) -> Any:
     items = copy.deepcopy(items)  # they are merged in place, and one of them may be the caller's
     return _in_pairs(lambda a, b: a.merge(b), items)
-
-
-def _merged_streams(items: list[Any]) -> Any:
-    return _in_pairs(add, items) if len(items) > 1 else items[0].copy()
 
 
 def _in_pairs(merge: Callable[[Any, Any], Any], items: list[Any]) -> Any:

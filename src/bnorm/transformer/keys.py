@@ -6,9 +6,9 @@ as microseconds since 1970. Integers and floats that are equal are one key, as i
 its digits.
 """
 
-import datetime
 import sys
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from bnorm import arrow, checks
 from bnorm.kernels.cpu import groups as kernels
+from bnorm.transformer.times import in_utc
 
 TEXT, NUMBER, FLAG, TIME = "string", "number", "bool", "date"
 UNIT = "datetime64[us]"
@@ -277,10 +278,8 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, Real):
         number = float(value)
         return NUMBER, int(number) if number == number // 1 and abs(number) <= MOST else number
-    if isinstance(value, datetime.date | np.datetime64):
-        zoned = isinstance(value, datetime.datetime) and value.tzinfo is not None
-        time: Any = value.astimezone(datetime.UTC).replace(tzinfo=None) if zoned else value  # type: ignore[union-attr]
-        exact = time.to_datetime64() if hasattr(time, "to_datetime64") else np.datetime64(time)  # pandas' nanoseconds
+    if isinstance(value, date | np.datetime64):
+        exact = np.datetime64(in_utc(value))
         if exact.astype(UNIT) != exact:
             raise ValueError(f"{who}: expected times that microseconds can hold, got {exact}")
         return TIME, int(exact.astype(UNIT).astype(np.int64))

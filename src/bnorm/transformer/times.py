@@ -196,12 +196,13 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     zoned = {_zone(v) is not None for v in a}
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
-    exact = [_utc(v) for v in a]
+    exact = [in_utc(v) for v in a]
     _of_stamps(who, np.array(exact, "datetime64[us]"))  # raises an error for years outside the range of nanoseconds
     return np.array(exact, "datetime64[ns]"), ZONED if True in zoned else NAIVE
 
 
-def _utc(v: Any) -> Any:
+def in_utc(v: Any) -> Any:
+    """Return a time stamp of Python, pandas or NumPy, or a day, for NumPy: without a zone, in UTC if it had one."""
     if hasattr(v, "to_datetime64"):  # the result of pandas is in UTC already
         return v.to_datetime64()
     return v if _zone(v) is None else v.astimezone(UTC).replace(tzinfo=None)
