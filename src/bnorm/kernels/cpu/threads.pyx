@@ -3,6 +3,8 @@
 import operator
 import os
 
+from .quota import cores
+
 cdef extern from "threads.h" nogil:
     int BN_OPENMP
     int omp_get_max_threads()
@@ -23,7 +25,8 @@ cdef enum:
 
 bn_read_environment()
 
-cdef int limit = 0          # the argument of set_num_threads, or 0 before its first call
+# The argument of set_num_threads; before its first call the CPU quota, unless the user has set a number. 0: no limit.
+cdef int limit = 0 if "OMP_NUM_THREADS" in os.environ else cores() or 0
 cdef bint serial = False    # in a forked child whose runtime cannot start threads
 
 
