@@ -19,6 +19,7 @@ from bnorm.kernels.activation import NAMES, Activation, named
 
 FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))  # NumPy's own, in the machine's byte order
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
+OF_OBJECTS = {"toarray": "toarray() is dense", "astype": "astype(float) converts numbers"}  # advice, by method
 LIGHTEST = 1e-290  # the smallest sum of weights above 0 that float64 can divide by
 
 
@@ -54,7 +55,9 @@ def real(who: str, name: str, value: object, kind: type | None = None, beside: s
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: {name}: expected an array of real numbers, got {type_name(value)}: {error}") from error
     if a.dtype.kind not in "buif" and a.dtype.name not in kernels.FLOATS:
-        raise TypeError(f"{who}: {name}: expected real numbers, got dtype {a.dtype} from {type_name(value)}")
+        ways = OF_OBJECTS.items() if a.dtype == object else ()
+        way = next((f": {name}.{way}" for method, way in ways if hasattr(value, method)), "")
+        raise TypeError(f"{who}: {name}: expected real numbers, got dtype {a.dtype} from {type_name(value)}{way}")
     return a
 
 

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import bnorm
 import bnorm.functional as F
@@ -41,7 +42,8 @@ BAD = [
     # x
     ("batch_norm", BATCH, {"x": X.astype(complex)}, TypeError, "x", "complex128"),
     ("batch_norm", BATCH, {"x": X.astype("longdouble")}, TypeError, "x", "float16, float32 or float64"),
-    ("batch_norm", BATCH, {"x": X.astype(object)}, TypeError, "x", "object"),
+    ("batch_norm", BATCH, {"x": X.astype(object)}, TypeError, "x", "numpy.ndarray: x.astype(float) converts numbers"),
+    ("batch_norm", BATCH, {"x": csr_array(X)}, TypeError, "x", "csr_array: x.toarray() is dense"),
     ("batch_norm", BATCH, {"x": X.astype(str)}, TypeError, "x", "expected real numbers"),
     ("batch_norm", BATCH, {"x": X.astype("M8[s]")}, TypeError, "x", "datetime64"),
     ("batch_norm", BATCH, {"x": np.zeros((8, 4), [("a", "f4")])}, TypeError, "x", "expected real numbers"),
