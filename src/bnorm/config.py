@@ -8,7 +8,7 @@ import sys
 from importlib import import_module, util
 
 from bnorm.kernels import cpu
-from bnorm.kernels.cpu import quota, threads, tuned
+from bnorm.kernels.cpu import container, threads, tuned
 
 
 def show_config() -> None:
@@ -72,7 +72,7 @@ def _threading() -> dict[str, str]:
     facts = {
         "threads": str(threads.get_num_threads()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
-        "CPU quota": "none" if (n := quota.cores()) is None else f"{n} cores",
+        "CPU quota": "none" if (n := container.cores()) is None else f"{n} cores",
         "Built with OpenMP": f"True ({openmp})" if openmp else "False",
     }
     if util.find_spec("threadpoolctl"):

@@ -216,7 +216,10 @@ def test_limits_below_zero():
         bnorm.set_buffer_limit(-1)
 
 
-@pytest.mark.parametrize(("value", "output"), [("0", "0"), ("1000000", "1000000"), ("lots", "BNORM_BUFFER_LIMIT")])
+@pytest.mark.parametrize(
+    ("value", "output"),
+    [("0", "0"), ("1000000", "1000000"), ("lots", "BNORM_BUFFER_LIMIT"), ("-1", "BNORM_BUFFER_LIMIT: expected")],
+)
 def test_environment(value, output):
     done = subprocess.run(
         [sys.executable, "-c", "import bnorm; print(bnorm.get_buffer_limit())"],

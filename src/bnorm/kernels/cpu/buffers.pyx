@@ -11,6 +11,8 @@ and the kernel took up to twice the time.
 import operator
 import os
 
+from . import container
+
 cimport cython
 cimport numpy as cnp
 from cpython.object cimport PyTypeObject
@@ -190,7 +192,8 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const 
 def set_buffer_limit(n_bytes):
     """Set how much memory of freed large results is kept for later ones. Any more is freed at once.
 
-    The default is 1/16 of the machine's memory, or the value of the environment variable BNORM_BUFFER_LIMIT.
+    The default is 1/16 of the memory of the machine, or of the container, or the value of the environment variable
+    BNORM_BUFFER_LIMIT.
 
     Parameters
     ----------
@@ -228,14 +231,15 @@ def kept_bytes():
 def _at_start():
     wanted = os.environ.get("BNORM_BUFFER_LIMIT", "")
     if wanted:
-        try:
-            return int(wanted)
-        except ValueError:
-            raise ImportError(f"BNORM_BUFFER_LIMIT: expected a number of bytes, got {wanted!r}") from None
+        if not wanted.isdecimal() or int(wanted) >= 1 << 62:
+            raise ImportError(f"BNORM_BUFFER_LIMIT: expected a number of bytes, got {wanted!r}")
+        return int(wanted)
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return 1 << 29
+        there = 1 << 33
+    allowed = container.memory()
+    return (there if allowed is None else min(there, allowed)) // 16
 
 
 set_buffer_limit(_at_start())

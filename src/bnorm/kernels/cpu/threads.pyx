@@ -3,7 +3,7 @@
 import operator
 import os
 
-from .quota import cores
+from .container import cores
 
 cdef extern from "threads.h" nogil:
     int BN_OPENMP

@@ -1,8 +1,8 @@
-"""The number of threads in a container with a CPU quota: files as Linux shows them, in a folder of the test."""
+"""Threads and kept memory in a container with limits: files as Linux shows them, in a folder of the test."""
 
 import pytest
 
-from bnorm.kernels.cpu import quota, threads
+from bnorm.kernels.cpu import container, threads
 from child import output
 
 NESTED = "0::/system.slice/bnorm.service\n"
@@ -10,19 +10,24 @@ OLD = "12:memory:/docker/1f\n4:cpu,cpuacct:/docker/1f\n1:name=systemd:/docker/1f
 
 
 @pytest.fixture
-def cores(tmp_path):
-    """Return quota.cores for these groups and files."""
+def limits(tmp_path):
+    """Return what a process may use with these groups and files: cores, and bytes of memory."""
 
     def found(groups, **files):
-        listed = tmp_path / "cgroup"
+        listed, mount = tmp_path / "cgroup", tmp_path / "mount"
         listed.write_text(groups)
         for name, text in files.items():
-            path = tmp_path / "mount" / name
+            path = mount / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return quota.cores(listed, tmp_path / "mount")
+        return container.cores(listed, mount), container.memory(listed, mount)
 
     return found
+
+
+@pytest.fixture
+def cores(limits):
+    return lambda groups, **files: limits(groups, **files)[0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,8 @@ def test_a_group_whose_path_is_that_outside_of_the_container(cores):
 def test_there_may_be_no_groups(cores, tmp_path):
     assert cores(NESTED) is None
     assert cores("") is None
-    assert quota.cores(tmp_path / "missing", tmp_path) is None
+    assert container.cores(tmp_path / "missing", tmp_path) is None
+    assert container.memory(tmp_path / "missing", tmp_path) is None
 
 
 def test_other_files_are_no_quota(cores):
@@ -64,8 +70,19 @@ def test_other_files_are_no_quota(cores):
     assert cores("0::/\n", **{"cpu.max": "a few\n"}) is None
 
 
-@pytest.mark.skipif(not threads.openmp_version(), reason="built without OpenMP")
-def test_a_process_begins_with_its_quota():
-    """Unless OMP_NUM_THREADS says how many; set_num_threads takes precedence over both."""
-    assert output("quota_of_one.py").split() == ["1", "3"]
-    assert output("quota_of_one.py", OMP_NUM_THREADS=2).split() == ["2", "3"]
+def test_memory(limits):
+    assert limits("0::/\n", **{"memory.max": "max\n"}) == (None, None)
+    assert limits("0::/\n", **{"memory.max": "536870912\n"}) == (None, 1 << 29)
+    assert limits(NESTED, **{"system.slice/memory.max": "1000\n"}) == (None, 1000)  # what is around it has more
+    assert limits(OLD, **{"memory/docker/1f/memory.limit_in_bytes": "2000\n"}) == (None, 2000)
+    assert limits(OLD, **{"memory/memory.limit_in_bytes": "9223372036854771712\n"}) == (None, 2000)
+
+
+def test_a_process_begins_with_what_it_may_use():
+    """OMP_NUM_THREADS takes precedence over a quota, and set_num_threads over both."""
+    several = bool(threads.openmp_version())
+    threads_, then, buffers = output("in_a_container.py").split()
+    assert (threads_, then, buffers) == ("1", "3" if several else "1", "10000000")
+    if several:
+        assert output("in_a_container.py", OMP_NUM_THREADS=2).split()[:2] == ["2", "3"]
+    assert output("in_a_container.py", BNORM_BUFFER_LIMIT=5).split()[2] == "5"
