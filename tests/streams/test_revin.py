@@ -91,6 +91,8 @@ def test_constant_series_survive(level, eps, dtype):
     np.testing.assert_array_equal(rev.inverse(z), x)
     moved = rev.inverse(z + 1) - x.astype("f8")  # a forecast that moves still moves
     assert (np.abs(moved) > 0).all() or level == 1e7
+    if level == 0:
+        np.testing.assert_allclose(moved, np.sqrt(eps) if eps else 1, rtol=1e-6)
     assert rev.inverse(rev(x))[0, 0, 0] == x[0, 0, 0]
 
 
@@ -141,6 +143,24 @@ def test_high_levels_lose_nothing_in_float32(last):
     np.testing.assert_array_equal(rev.inverse(z), x)
     wanted, _, _ = oracle(x, 1.0, 0.0, 1e-5, last)
     np.testing.assert_allclose(z, wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_level_between_two_numbers_loses_nothing(last):
+    """Below 2^40 float64 is twice as fine as above, where the mean is: what it rounds off would show."""
+    steps = np.random.default_rng(0).integers(-4096, 0, size=(8, 64, 3)) / 8192
+    x = 2.0**40 + np.where(np.arange(64)[:, None] % 4, steps, 4.0)
+    rev = RevIN(3, subtract_last=last)
+    z = rev(x)
+    np.testing.assert_array_equal(rev.inverse(z), x)
+    assert not last or (z[:, -1] == 0).all()
+
+
+def test_the_inverse_has_the_parameters_of_its_forward():
+    rev, x = made({}), series()
+    z = rev(x)
+    rev.gamma, rev.beta = 2 * rev.gamma.data, rev.beta.data + 1  # as an optimizer does
+    np.testing.assert_allclose(rev.inverse(z), x, rtol=1e-13)
 
 
 @pytest.mark.parametrize(("axis", "same"), [(-2, 1), (2, -1)])
@@ -239,8 +259,10 @@ def test_state(tmp_path):
         np.testing.assert_array_equal(other(x), rev(x))
 
 
-def test_empty():
-    rev = RevIN(3)
+@pytest.mark.parametrize("last", [False, True])
+def test_empty(last):
+    rev = RevIN(3, subtract_last=last)
+    assert rev(np.zeros((4, 0, 3))).shape == (4, 0, 3)
     assert rev(np.zeros((0, 5, 3))).shape == (0, 5, 3)
     assert rev.inverse(np.zeros((0, 2, 3))).shape == (0, 2, 3)
     assert rev.backward(np.zeros((0, 5, 3))).shape == (0, 5, 3)

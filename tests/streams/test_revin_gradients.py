@@ -115,6 +115,19 @@ def test_gradients_of_high_levels_are_those_of_low_ones(masked):
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("way", WAYS[:4])
+def test_into_an_array(way, order):
+    rev, x = made(way), series(axis=way["axis"])
+    (_, pull), (_, pull_again), out = rev.vjp(x), rev.vjp(x), np.empty_like(x, order=order)
+    assert pull(x, out=out) is out
+    np.testing.assert_array_equal(out, pull_again(x))
+    _, pull = rev.vjp(x)
+    dy = x.copy(order)
+    assert pull(dy, out=dy) is dy
+    np.testing.assert_array_equal(dy, out)
+
+
 def test_padding_has_no_gradient():
     rev, x = RevIN(3), series()
     mask = np.ones((4, 12), bool)
@@ -149,6 +162,14 @@ def test_several_inverses_of_one_forward_add_up():
     for p in pulls:
         p(np.ones((4, 2, 3)))
     np.testing.assert_allclose(pull(np.zeros_like(x)).sum(1), 4, rtol=1e-12)  # d mean / d x, twice two steps
+    found = []
+    for scales in ((1.0, 2.0), (3.0,)):  # of the spread too
+        _, pull = rev.vjp(x)
+        out = np.cos(np.arange(24.0)).reshape(4, 2, 3)
+        for scale in scales:
+            rev.inverse.vjp(out)[1](scale * out)
+        found.append(pull(np.zeros_like(x)))
+    np.testing.assert_allclose(*found, rtol=1e-12)
 
 
 def test_an_interrupt_of_the_backward_of_the_inverse():

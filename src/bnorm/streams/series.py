@@ -123,7 +123,7 @@ class Series(Saved):
         level.pulled = True
         result = dx.astype(x.dtype).reshape(block)
         if out is not None:
-            out[...] = result
+            out[...] = result.reshape(out.shape)  # as the kernels, which take any array with this memory
             result = out
         return (
             result,
