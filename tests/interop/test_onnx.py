@@ -120,7 +120,7 @@ def test_what_epsilon_rounds_off_goes_into_the_variance():
     x = np.array([[1.0], [-2.0]])
     check(to_onnx(layer, "float64"), x, layer(x), 1e-14)
     (epsilon,) = (a.f for a in to_onnx(layer).graph.node[0].attribute if a.name == "epsilon")
-    assert epsilon == np.float32(epsilon) <= 1e-3
+    assert epsilon == float(np.float32(epsilon)) <= 1e-3  # floats, as a comparison with float32 would round 1e-3
 
 
 def off(y, x, layer_or_transformer, dtype):
@@ -155,9 +155,17 @@ def test_the_bound_holds_however_far_the_mean_is(far, dtype):
 @pytest.mark.parametrize(("dtype", "unit"), [("float32", 1e-25), ("float32", 1e25), ("float64", 1e-170)])
 def test_a_variance_beyond_the_type(dtype, unit):
     x = (np.random.default_rng(0).normal(2.0, 1.0, (50, 3)) * [1.0, unit, unit]).astype(dtype)
-    for t in (bnorm.BatchNormTransformer().fit(x), bnorm.BatchNormTransformer(eps=1e-9).fit(x)):
+    for eps in (0.0, 1e-9, 0.5):
+        t = bnorm.BatchNormTransformer(eps=eps).fit(x)
         t.gamma_ = [1.0, 2.0, 0.5]
         check(to_onnx(t, dtype), x, t.transform(x), 1e-5 if dtype == "float32" else 1e-13)
+
+
+def test_a_channel_that_is_constant_but_for_rounding():
+    x = np.where(np.arange(9)[:, None] % 2, [1e6, 1.0], [np.nextafter(1e6, 2e6), 2.0])
+    t = bnorm.BatchNormTransformer().fit(x)
+    assert t.scale_[0] == 1 and t.var_[0] > 0
+    check(to_onnx(t, "float64"), x, t.transform(x), 1e-12)
 
 
 def test_a_far_mean_with_channels_last_and_an_activation():
