@@ -114,6 +114,18 @@ def test_a_model_has_at_least_the_axis_of_the_channels(axis, shape):
     check(to_onnx(layer), x, layer(x), TOLERANCE["float32"])
 
 
+def test_a_batch_is_the_least_that_a_model_takes():
+    shapes = {
+        "LayerNorm": (bnorm.LayerNorm((4, 5)), 3),
+        "GroupNorm": (bnorm.GroupNorm(2, 4), 4),
+        "BatchNorm2d": (bnorm.BatchNorm2d(4), 4),
+    }
+    for name, (layer, rank) in shapes.items():
+        model = to_onnx(layer)
+        assert len(model.graph.input[0].type.tensor_type.shape.dim) == rank, name
+        assert (model.ir_version, model.graph.name) == (10, name)
+
+
 def test_what_epsilon_rounds_off_goes_into_the_variance():
     layer = bnorm.BatchNorm1d(1, eps=1e-3).eval()
     layer.running_var = [1e-9]
@@ -201,6 +213,45 @@ def test_scalers_and_transformers_with_a_far_mean(options, dtype):
             np.testing.assert_allclose(y, estimator.transform(whole.astype(np.float64)), rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("kinds", ["ff", "dd", "fd", "di", "id"])
+def test_columns_by_name(kinds):
+    """A scaler with an input for each column. The first one's type is that of the result."""
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts scalers")
+    from bnorm.sklearn import StandardScaler
+
+    register()
+    types = skl2onnx.common.data_types
+    of = {"f": types.FloatTensorType, "d": types.DoubleTensorType, "i": types.Int64TensorType}
+    x = np.random.default_rng(5).normal(size=(50, 2)) + 1e6
+    scaler = StandardScaler().fit(x)
+    given = {name: x[:, [i]].astype(kinds[i].replace("i", "i8")) for i, name in enumerate("ab")}
+    initial = [(name, of[kinds[i]]([None, 1])) for i, name in enumerate("ab")]
+    model = skl2onnx.to_onnx(scaler, initial_types=initial, target_opset=21)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run(None, given)
+    dtype = "float64" if kinds[0] == "d" else "float32"
+    exact = scaler.transform(np.hstack([a.astype(dtype).astype("f8") for a in given.values()]))
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, exact, rtol=0, atol=10 * 2.0 ** {"float32": -19, "float64": -48}[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("mean", "std"), [(1.0, 1e-4), (100.0, 50.0), (1e6, 1.0)])
+def test_how_far_a_mean_is_depends_on_the_scale(mean, std, dtype):
+    skl2onnx = pytest.importorskip("skl2onnx", reason="it converts scalers")
+    from bnorm.sklearn import StandardScaler
+
+    register()
+    x = np.random.default_rng(5).normal(mean, std, size=(50, 2)).astype(dtype)
+    for options in ({}, {"with_mean": False}):  # then no mean is subtracted
+        scaler = StandardScaler(**options).fit(x)
+        model = skl2onnx.to_onnx(scaler, x[:1], target_opset=21)
+        if dtype == "float32":  # the node of scikit-learn's converter
+            assert ("Scaler" in [node.op_type for node in model.graph.node]) == (bool(options) or mean < 4 * std)
+        near = 10 * 2.0 ** {"float32": -19, "float64": -48}[dtype] * (mean / std if options else 1)
+        np.testing.assert_allclose(run(model, x)[0], scaler.transform(x.astype("f8")), rtol=0, atol=near)
+
+
 def test_statistics_of_onnx_in_training_are_ours():
     """Momentum is the weight of the old value there, and the variance that of the population."""
     layer, rng = bnorm.BatchNorm1d(3, momentum=0.25), np.random.default_rng(2)
@@ -279,6 +330,10 @@ def test_errors():
         to_onnx(bnorm.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ValueError, match="to_onnx: ndim: expected one of 2, 3, got 4"):
         to_onnx(bnorm.BatchNorm1d(3), ndim=4)
+    with pytest.raises(ValueError, match="to_onnx: ndim: expected one of 2, got 3"):
+        to_onnx(bnorm.BatchNormTransformer().fit(np.eye(3)), ndim=3)
+    with pytest.raises(TypeError, match="to_onnx: obj: expected a layer without an inverse"):
+        to_onnx(bnorm.RevIN(3))
     with pytest.raises(TypeError, match=r"to_onnx: ndim: expected one of 2, 3, got 3\.0"):
         to_onnx(bnorm.BatchNorm1d(3), ndim=3.0)
     with pytest.raises(TypeError, match="to_onnx: obj: expected a layer or a BatchNormTransformer, got list"):

@@ -4,18 +4,18 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from onnx import TensorProto
 from onnx.helper import np_dtype_to_tensor_dtype
 from skl2onnx import update_registered_converter
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, guess_tensor_type
 from skl2onnx.common.utils import check_input_and_output_numbers
-from skl2onnx.operator_converters.common import concatenate_variables
 from skl2onnx.operator_converters.scaler_op import convert_sklearn_scaler
 from skl2onnx.shape_calculators.scaler import calculate_sklearn_scaler_output_shapes
 
 from bnorm.interop.onnx_nodes import OPSETS, described, parts_of
 from bnorm.sklearn import StandardScaler
 from bnorm.transformer import BatchNormTransformer
+
+TYPES = {"float32": FloatTensorType, "float64": DoubleTensorType}
 
 
 def register() -> None:
@@ -64,15 +64,21 @@ def convert_scaler(scope: Any, operator: Any, container: Any) -> None:
 
 
 def _type_of(operator: Any) -> str:
-    return "float64" if isinstance(operator.inputs[0].type, DoubleTensorType) else "float32"
+    return "float64" if isinstance(operator.inputs[0].type, TYPES["float64"]) else "float32"
 
 
 def _floats(scope: Any, operator: Any, container: Any) -> tuple[str, str]:
-    """Return the name of the input as floats, and their type."""
-    name = concatenate_variables(scope, operator.inputs, container)
-    if not isinstance(operator.inputs[0].type, FloatTensorType | DoubleTensorType):
-        name = _add(scope, container, "Cast", name, to=TensorProto.FLOAT)
-    return name, _type_of(operator)
+    """Return the name of all columns as floats, and their type.
+
+    Skl2onnx would join several inputs by a FeatureVectorizer, which rounds float64 to float32.
+    """
+    dtype = _type_of(operator)
+    own, to = TYPES[dtype], np_dtype_to_tensor_dtype(np.dtype(dtype))
+    names = [
+        x.full_name if isinstance(x.type, own) else _add(scope, container, "Cast", x.full_name, to=to)
+        for x in operator.inputs
+    ]
+    return names[0] if len(names) == 1 else _add(scope, container, "Concat", *names, axis=1), dtype
 
 
 def _subtracted(scope: Any, container: Any, x: str, parts: tuple[ndarray, ...], dtype: str) -> str:
