@@ -56,6 +56,32 @@ def test_values_and_gradients_are_those_of_functional():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("kind", ["f8", "f4", "?"])
+def test_values_of_all_norms(kind):
+    x, gamma, beta = draw()
+    x = (x > 0) if kind == "?" else x.astype(kind)
+    for name, p, options in (
+        ("batch_norm", (gamma, beta), {"weight": [1.0, 0.0, 2.0, 1.0]}),
+        ("batch_norm", (gamma, None), {"mean": [1.0, 0, 0], "var": [1.0, 2, 3], "eps": 1e-3}),
+        ("instance_norm", (gamma, beta), {"eps": 1e-2}),
+        ("layer_norm", (gamma[:1] * np.ones(5), beta[0] * np.ones(5)), {"normalized_shape": 5}),
+        ("rms_norm", (np.arange(5.0),), {"normalized_shape": [5]}),
+    ):
+        wanted = getattr(F, name)(x, *p, **options)[0]
+        y = getattr(here, name)(x, *p, **options)
+        assert y.dtype == wanted.dtype
+        np.testing.assert_array_equal(y, wanted, name)
+    np.testing.assert_array_equal(here.group_norm(x, 3, gamma, beta), F.group_norm(x, 3, gamma, beta)[0])
+
+
+def test_masks_are_constants_to_the_gradient():
+    x, mask = draw()[0], np.array([True, False, True, True])
+    _, saved = F.batch_norm(x, weight=mask)
+    dx = jax.grad(lambda x: (here.batch_norm(x, weight=mask) * jnp.cos(x)).sum())(x)
+    want = F.backward(np.cos(x), saved)[0] - np.sin(x) * F.batch_norm(x, weight=mask)[0]
+    np.testing.assert_allclose(dx, want, rtol=0, atol=1e-13)
+
+
 def test_single_precision_stays_single():
     x, gamma, _ = (a.astype(np.float32) for a in draw())
     with jax.enable_x64(False):
@@ -81,6 +107,8 @@ def test_out_is_refused():
     x, gamma, beta = draw()
     with pytest.raises(TypeError, match=r"interop.jax.batch_norm: out: expected None, as JAX's arrays do not change"):
         here.batch_norm(x, gamma, beta, out=x)
+    with pytest.raises(TypeError, match=r"interop.jax.layer_norm: residual: expected None, as there would be no grad"):
+        here.layer_norm(x, normalized_shape=5, residual=x)
 
 
 @pytest.mark.parametrize(
