@@ -221,6 +221,24 @@ def test_dask_leaves_keys_and_other_columns():
     np.testing.assert_allclose(got[2].mean(), 0, atol=1e-9)
 
 
+def test_dask_transforms_a_frame_that_is_kept():
+    """Partitions in memory belong to the caller. One name of a column may be given as it is."""
+    dd = pytest.importorskip("dask.dataframe")
+    from bnorm.distributed import dask
+
+    frame = timed().to_pandas().rename(columns={"a": "aw"})
+    kept = dd.from_pandas(frame, npartitions=2).persist(scheduler="synchronous")
+    t = dask.fit(bnorm.BatchNormTransformer(), kept, "aw", sample_weight="w")
+    assert list(t.feature_names_in_) == ["aw"]
+    got = dask.transform(t, kept).compute()
+    np.testing.assert_allclose(got["aw"], t.transform(frame[["aw"]])[:, 0])
+    np.testing.assert_array_equal(kept.compute()["aw"], frame["aw"])
+    bools = kept[["aw", "k"]].assign(yes=kept["w"] > 1)
+    assert list(dask.fit(bnorm.BatchNormTransformer(), bools).feature_names_in_) == ["aw", "yes"]
+    with pytest.raises(ValueError, match=r"dask.transform: columns: expected None, as the features have names, got"):
+        dask.transform(t, kept, ["f"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -230,6 +248,7 @@ def test_dask_leaves_keys_and_other_columns():
             {"data": "array", "sample_weight": "w"},
             "data: expected a Dask DataFrame, whose columns have names, got Array",
         ),
+        ({"t": bnorm.BatchNormTransformer(halflife="7min")}, "times: expected"),
         ({"data": "series"}, "data: expected a Dask DataFrame, whose columns have names, got Series"),
         ({"data": "pandas", "columns": ["a"]}, "data: expected a Dask array or DataFrame, got DataFrame"),
         ({"columns": []}, r"columns: expected names of columns, each once, at least one, got \[\]"),
