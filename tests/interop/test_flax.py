@@ -141,6 +141,12 @@ def test_the_eps_of_a_type():
     np.testing.assert_allclose(y, layer(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_parameters_that_flax_makes_anew_have_the_type_of_the_layer(dtype):
+    layer = bnorm.LayerNorm(3, dtype=dtype)
+    assert to_flax(layer)[0].param_dtype == to_flax(layer, "nnx").param_dtype == dtype
+
+
 def test_mode_is_use_running_average():
     for average in (True, False):
         module = nnx.BatchNorm(3, use_running_average=average, rngs=nnx.Rngs(0))
@@ -184,6 +190,7 @@ def test_what_flax_does_not_have_is_refused():
             from_flax(odd, odd.init(jax.random.key(0), x), ndim=ndim)
     every = linen.GroupNorm(num_groups=2, reduction_axes=(1, -1))
     assert from_flax(every, every.init(jax.random.key(0), x), ndim=3).num_groups == 2
-    inner = linen.LayerNorm(reduction_axes=1, feature_axes=1)
-    with pytest.raises(ValueError, match="from_flax: module: expected the last axes"):
-        from_flax(inner, inner.init(jax.random.key(0), np.ones((2, 3, 4))))
+    for axes in ((1, 1), (1, -1), (-1, 1)):
+        inner = linen.LayerNorm(reduction_axes=axes[0], feature_axes=axes[1])
+        with pytest.raises(ValueError, match="from_flax: module: expected the last axes"):
+            from_flax(inner, inner.init(jax.random.key(0), np.ones((2, 3, 4))))
