@@ -122,7 +122,9 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
         return getattr(flax, name)(**options), variables
     if len(shape) > 1:
         raise ValueError(f"{who}: layer: expected one axis to normalize, as nnx has it, got {shape}")
+    dtype = options.pop("param_dtype")  # not yet: JAX warns of float64 in its own arrays, which are replaced here
     module = getattr(flax, name)(*shape, **options, rngs=flax.Rngs(0))
+    module.param_dtype = dtype
     for key, value in params.items():
         setattr(module, key, flax.Param(value))
     for key, value in statistics.items():

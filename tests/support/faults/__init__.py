@@ -4,9 +4,9 @@ An entry says what is wrong in words, in which file below src/bnorm, its code, t
 should see it.
 """
 
-from faults import kernels, layers, statistics, tables, transformers
+from faults import conversions, kernels, layers, statistics, tables, transformers
 
 Listed = dict[str, list[tuple[str, str, str, str, str]]]
 
-IN_PYTHON: Listed = {**statistics.FAULTS, **layers.FAULTS, **transformers.FAULTS, **tables.FAULTS}
+IN_PYTHON: Listed = {**statistics.FAULTS, **layers.FAULTS, **transformers.FAULTS, **tables.FAULTS, **conversions.FAULTS}
 COMPILED: Listed = kernels.FAULTS

@@ -133,6 +133,20 @@ FAULTS = {
             "tests/distributed/test_states.py",
         ),
         (
+            "partitions of Dask that are kept are written to",
+            "distributed/dask.py",
+            "    frame = frame.copy(deep=False)\n",
+            "",
+            "tests/distributed/test_learners.py::test_dask_transforms_a_frame_that_is_kept",
+        ),
+        (
+            "columns of bools are no features in Dask",
+            "distributed/dask.py",
+            'dtype.kind in "biuf" else',
+            'dtype.kind in "iuf" else',
+            "tests/distributed/test_learners.py::test_dask_transforms_a_frame_that_is_kept",
+        ),
+        (
             "the last blocks of Dask are lost",
             "distributed/dask.py",
             "for i in range(0, len(items), FAN_IN)]",

@@ -164,5 +164,19 @@ FAULTS = {
             "        # first",
             "tests/transformer/test_interrupts.py",
         ),
+        (
+            "a gap fades by the half-life that comes after it",
+            "transformer/state.py",
+            "            self.statistics.refade(halflife, self.timed)\n",
+            "            self.statistics.halflife = halflife\n",
+            "tests/transformer/test_state.py::test_a_changed_half_life_is_that_of_later_rows",
+        ),
+        (
+            "a stream continues with the settings of a file that was not written",
+            "transformer/attributes.py",
+            "        return self._state.following(self)\n",
+            "        self._state.follow(self.momentum, self.halflife, self.eps, self.history)\n        return nullcontext()\n",
+            "tests/files/test_transformer_files.py::test_saving_that_fails_changes_nothing",
+        ),
     ],
 }
