@@ -72,13 +72,6 @@ FAULTS = {
             '    if x.dtype.kind in "iu":\n',
             "tests/interop/test_jax.py::test_values_of_all_norms",
         ),
-        (
-            "a mask in JAX stays one of bools, which has no gradient of zeros",
-            "interop/jax.py",
-            "jnp.asarray(options[name], float)",
-            "jnp.asarray(options[name])",
-            "tests/interop/test_jax.py::test_masks_are_constants_to_the_gradient",
-        ),
     ],
     "Forecasters": [
         (
