@@ -147,6 +147,15 @@ def test_parameters_that_flax_makes_anew_have_the_type_of_the_layer(dtype):
     assert to_flax(layer)[0].param_dtype == to_flax(layer, "nnx").param_dtype == dtype
 
 
+def test_a_scale_that_is_frozen_is_still_a_scale():
+    layer = bnorm.LayerNorm(3, dtype="float32")
+    layer.gamma = [1.0, 2.0, 3.0]
+    layer.gamma.requires_grad = False
+    x = np.array([[1.0, 2.0, 4.0]], np.float32)
+    y, _ = applied(*to_flax(layer), x)
+    np.testing.assert_allclose(y, layer(x), rtol=1e-6)
+
+
 def test_mode_is_use_running_average():
     for average in (True, False):
         module = nnx.BatchNorm(3, use_running_average=average, rngs=nnx.Rngs(0))
@@ -190,6 +199,9 @@ def test_what_flax_does_not_have_is_refused():
             from_flax(odd, odd.init(jax.random.key(0), x), ndim=ndim)
     every = linen.GroupNorm(num_groups=2, reduction_axes=(1, -1))
     assert from_flax(every, every.init(jax.random.key(0), x), ndim=3).num_groups == 2
+    several = linen.BatchNorm(use_running_average=False, axis=(1, 2))
+    with pytest.raises(ValueError, match=r"from_flax: module: axis: expected one axis, got \(1, 2\)"):
+        from_flax(several, several.init(jax.random.key(0), x))
     for axes in ((1, 1), (1, -1), (-1, 1)):
         inner = linen.LayerNorm(reduction_axes=axes[0], feature_axes=axes[1])
         with pytest.raises(ValueError, match="from_flax: module: expected the last axes"):

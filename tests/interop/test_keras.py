@@ -187,6 +187,11 @@ def test_what_keras_does_not_have_is_refused():
     renorm.build((None, 3))
     with pytest.raises(ValueError, match="expected no renorm"):
         from_keras(renorm)
+    scaled = K.LayerNormalization()
+    scaled.build((None, 3))
+    scaled.rms_scaling = True  # an option of Keras before 3.9
+    with pytest.raises(ValueError, match="expected no renorm and no rms_scaling"):
+        from_keras(scaled)
     inner = K.LayerNormalization(axis=1)
     inner.build((None, 3, 4))
     with pytest.raises(ValueError, match="expected the last axes"):
