@@ -156,6 +156,7 @@ def test_what_does_not_train_there_does_not_here():
     layer = from_keras(theirs)
     assert not any(p.requires_grad for p in layer.parameters())
     assert not to_keras(layer).trainable
+    assert to_keras(layer.train()).trainable  # its statistics follow the batches
     layer = from_keras(made("batch without scale")[0])
     assert not layer.gamma.requires_grad
     assert (layer.gamma.data == 1).all()
@@ -187,6 +188,8 @@ def test_what_keras_does_not_have_is_refused():
     renorm.build((None, 3))
     with pytest.raises(ValueError, match="expected no renorm"):
         from_keras(renorm)
+    with pytest.raises(TypeError, match="to_keras: layer: expected a layer without an inverse"):
+        to_keras(bnorm.RevIN(3))
     scaled = K.LayerNormalization()
     scaled.build((None, 3))
     scaled.rms_scaling = True  # an option of Keras before 3.9
