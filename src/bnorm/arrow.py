@@ -24,8 +24,9 @@ def is_number(kind: Any, bools: bool = False) -> bool:
     """Whether columns of an Arrow type contain numbers. The null type, of columns without values, counts as one."""
     from pyarrow import types
 
-    test = [types.is_floating, types.is_integer, types.is_decimal, types.is_null]
-    return any(t(kind) for t in test) or (bools and types.is_boolean(kind))
+    if types.is_floating(kind) or types.is_integer(kind):
+        return True
+    return types.is_decimal(kind) or types.is_null(kind) or (bools and types.is_boolean(kind))
 
 
 # pyarrow's own conversions to NumPy and back import pandas if it is installed, which takes longer than most files.

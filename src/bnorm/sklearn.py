@@ -1,6 +1,7 @@
 """scikit-learn's StandardScaler, computed by the kernels of this package."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
 from bnorm.transformer.tables import Dense
-from bnorm.transformer.validation import INTEGERS, Callbacks, aside, float_types, native, plain
+from bnorm.transformer.validation import INTEGERS, Callbacks, aside, float_types, native, of_frame, plain
 
 __all__ = ["StandardScaler"]
 
@@ -152,9 +153,9 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             return Dense(X).mapped(stats(X, X.dtype), in_place)
         check_is_fitted(self)
         if what == "center":
-            x = native(validate_data(self, X, reset=False, **_checks(X, in_place)))
+            x = _validated(partial(validate_data, self, reset=False), X, in_place)
         else:
-            x = native(check_array(X, **_checks(X, in_place), estimator=self, input_name="X"))
+            x = _validated(partial(check_array, estimator=self, input_name="X"), X, in_place)
         if issparse(x):
             return self._scaled(x, what, in_place or x.format != getattr(X, "format", None))
         if (table := _table(x)) is None or not self._readable():
@@ -177,7 +178,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
         """Do `_learn` for anything that scikit-learn accepts."""
         found = aside(self) if anew else self
-        x = native(validate_data(found, X, reset=anew, **_checks(X, False, ("csr", "csc"))))
+        x = _validated(partial(validate_data, found, reset=anew), X, False, ("csr", "csc"))
         if issparse(x):
             self._refuse_centering("center")
         kind = np.float64 if type(x) is ndarray and x.dtype in INTEGERS else x.dtype
@@ -342,14 +343,12 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             )
 
 
-def _checks(X: Any, in_place: bool, accept_sparse: Any = "csr") -> dict[str, Any]:
-    """Return scikit-learn's checks of X, without the check for infinity, which the kernels find."""
-    return {
-        "accept_sparse": accept_sparse,
-        "dtype": float_types(X, integers=not in_place and not issparse(X)),
-        "force_writeable": in_place,
-        "ensure_all_finite": False,
-    }
+def _validated(check: partial[Any], X: Any, in_place: bool, accept_sparse: Any = "csr") -> Any:
+    """Return X after scikit-learn's check, but for infinity, which the kernels find."""
+    if not in_place and (x := of_frame(check, X)) is not None:
+        return x
+    dtype = float_types(X, integers=not in_place and not issparse(X))
+    return native(check(X, accept_sparse=accept_sparse, dtype=dtype, force_writeable=in_place, ensure_all_finite=False))
 
 
 def _moments(x: ndarray, weight: ndarray | None) -> Moments:

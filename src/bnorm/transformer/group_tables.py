@@ -15,7 +15,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.transformer.keys import MOST
 from bnorm.transformer.sklearn_private import output_config
 from bnorm.transformer.tables import Dense, InColumns
-from bnorm.transformer.validation import table_of
+from bnorm.transformer.validation import named, table_of
 
 WHO = "GroupedTransformer"
 LONG = 1 << 14  # from this many rows on, looking up each column of a frame is faster than copying them all
@@ -165,7 +165,7 @@ def _apart(
     estimator: Any, X: Any, names: list[Any] | None, width: int, reset: bool, keys: Any
 ) -> tuple[list[int], list[int]]:
     """Return the positions of keys and features. Scikit-learn checks the number and the names of the columns."""
-    if keys is None:
+    if keys is None and (reset or names is None or not named(estimator, names)):
         validate_data(estimator, X, reset=reset, skip_check_array=True)
     places = estimator._places if keys is not None else _places(estimator, names, width, reset)
     others = [j for j in range(width) if keys is not None or j not in places]
