@@ -348,9 +348,9 @@ def _over_last_axes(
     else:
         shape = checks.trailing_shape(who, normalized_shape, x.shape)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, shape, type(x), single=type(x) is ndarray)
+        gamma = vector(who, "gamma", gamma, shape, type(x), single=True)
     if beta is not None:
-        beta = vector(who, "beta", beta, shape, type(x), single=type(x) is ndarray)
+        beta = vector(who, "beta", beta, shape, type(x), single=True)
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY
@@ -374,9 +374,9 @@ def _over_groups(  # num_groups: None means that every channel is by itself
     each = num_groups is None
     num_groups = channels if num_groups is None else checks.groups(who, num_groups, channels)
     if gamma is not None:
-        gamma = vector(who, "gamma", gamma, (channels,), type(x))
+        gamma = vector(who, "gamma", gamma, (channels,), type(x), single=type(x) is not ndarray)
     if beta is not None:
-        beta = vector(who, "beta", beta, (channels,), type(x))
+        beta = vector(who, "beta", beta, (channels,), type(x), single=type(x) is not ndarray)
     if type(eps) is not float or not 0.0 <= eps < inf:
         eps = checks.epsilon(who, eps)
     act = IDENTITY

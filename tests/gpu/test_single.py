@@ -1,5 +1,5 @@
-"""Float32 parameters and given statistics of a batch norm: kernels read them as they are, and give the bits of the same
-numbers in float64, without a launch that converts them."""
+"""Float32 parameters and given statistics give the bits of the same numbers in float64. The kernels of batch norm read
+them as they are, without a launch that converts them; for the norms of rows one launch converts both."""
 
 import numpy as np
 import pytest
@@ -84,6 +84,60 @@ def test_functions_convert_nothing(cupy, call, shape):
         found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
         launches.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
     assert launches[0] == launches[1]
+    for a, b in zip(*found, strict=True):
+        assert_same(a.host, b.host)
+
+
+ROWS = {
+    "layer_norm": (lambda x, *two: F.layer_norm(x, *two, normalized_shape=8), (6, 8)),
+    "layer_norm, beta alone": (lambda x, _, beta: F.layer_norm(x, None, beta, normalized_shape=8), (6, 8)),
+    "rms_norm": (lambda x, gamma, _: F.rms_norm(x, gamma, normalized_shape=8), (6, 8)),
+    "group_norm": (lambda x, *two: F.group_norm(x, 2, *two), (6, 8, 5)),
+    "with weights": (
+        lambda x, *two: F.group_norm(x, 2, *two, weight=np.arange(30.0).reshape(6, 5).tolist()),
+        (6, 8, 5),
+    ),
+    "no rows": (lambda x, *two: F.layer_norm(x, *two, normalized_shape=8), (0, 8)),
+}
+
+
+@pytest.mark.parametrize(("call", "shape"), ROWS.values(), ids=ROWS)
+def test_one_launch_converts_both_for_rows(cupy, call, shape):
+    """It makes the copies that a backward needs, which sees the parameters of the forward."""
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
+    found, launches = [], []
+    for dtype in ("float32", "float64"):
+        vectors = [fake_cupy.wrapped(a.astype(dtype)) for a in drawn(8, 2)]
+        fake_cupy.launched.clear()
+        before = fake_cupy.ufuncs
+        y, saved = call(fake_cupy.wrapped(x.copy()), *vectors)
+        launches.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
+        for a in vectors:
+            a.host[...] = 7
+        found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
+    if shape[0]:
+        assert launches[0] == ["copy_params", *launches[1]]
+    for a, b in zip(*found, strict=True):
+        assert_same(a.host, b.host)
+
+
+LAYERS = {
+    "LayerNorm": (lambda **of: bnorm.LayerNorm(8, **of), (6, 8)),
+    "GroupNorm": (lambda **of: bnorm.GroupNorm(2, 8, **of), (6, 8)),
+    "InstanceNorm1d": (lambda **of: bnorm.InstanceNorm1d(8, affine=True, track_running_stats=True, **of), (6, 8, 5)),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "shape"), LAYERS.values(), ids=LAYERS)
+def test_layers_on_rows(cupy, kind, shape, training):
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
+    found = []
+    for dtype in ("float32", "float64"):
+        layer = kind(dtype=dtype, device="cuda")
+        layer.gamma.data[...], layer.beta.data[...] = map(fake_cupy.wrapped, drawn(8, 2).astype(dtype))
+        y = layer.train(training)(fake_cupy.wrapped(x.copy()))
+        found.append([y, layer.backward(fake_cupy.wrapped(dy.copy()))])
     for a, b in zip(*found, strict=True):
         assert_same(a.host, b.host)
 

@@ -57,7 +57,9 @@ class Layer:
         *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
-    _SINGLE: ClassVar[str] = ""  # the device whose kernels read the float32 arrays of this layer as they are
+    _SINGLE: ClassVar[
+        tuple[str, ...]
+    ] = ()  # the devices whose kernels take the float32 arrays of this layer as they are
     _eps: Any  # a number, or in some layers None
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")
@@ -324,7 +326,7 @@ class Layer:
 
     def _vectors(self) -> tuple[ndarray | None, ...]:
         """Return `_arrays()` as kernels read them. `_constants or _vectors()` saves a call where that matters."""
-        if self._dtype == FLOAT64 or self._device == self._SINGLE:
+        if self._dtype == FLOAT64 or self._device in self._SINGLE:
             self._constants = self._arrays()
             return self._constants
         return self._in_float64()

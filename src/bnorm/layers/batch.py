@@ -32,7 +32,7 @@ class BatchNorm(Tracking):
 
     __slots__ = ("_group", "_on_single")
 
-    _SINGLE = "cuda"
+    _SINGLE = ("cuda",)
 
     _DOCUMENT = """
     y = (x - mean) / sqrt(var + eps) gamma + beta. In training, mean and var are those of the batch, and update the

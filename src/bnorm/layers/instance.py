@@ -30,6 +30,7 @@ class InstanceNorm(Tracking):
 
     __slots__ = ()
 
+    _SINGLE = ("cuda",)
     _DOCUMENT = """
     y = (x - mean) / sqrt(var + eps) gamma + beta; there are gamma and beta only with affine.
     A training batch updates running statistics, if there are any, by the means and variances of its samples, averaged

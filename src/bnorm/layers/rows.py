@@ -25,7 +25,7 @@ class OverLastAxes(Layer):
     __slots__ = ("_normalized_shape",)
 
     _RULE: ClassVar[int]
-    _SINGLE = "cpu"
+    _SINGLE = ("cpu", "cuda")
 
     normalized_shape = fixed("normalized_shape", "The sizes of the normalized axes, the last ones of x.")
     elementwise_affine = fixed("affine", "PyTorch's name for affine.")
@@ -185,6 +185,8 @@ class GroupNorm(Layer):
     """
 
     __slots__ = ("_axis", "_num_channels", "_num_groups")
+
+    _SINGLE = ("cuda",)
 
     num_groups = fixed("num_groups", "The number of groups, a divisor of num_channels.")
     num_channels = fixed("num_channels", "The number of channels.")

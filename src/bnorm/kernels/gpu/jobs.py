@@ -81,7 +81,7 @@ STATISTICS_JOB = Fields(  # statistics.cu
         *("mean", "var", "low", "seen", "weight", "pairs", "last", "parts", "batch_seen", "batch_pairs", "batch_last"),
         *("typical_at", "left", "counted", "sets", "merged", "total", "part", "other", "other_part"),
     ),
-    ("mode", "wide", "whole", "replaces", "nonfinite", "items"),
+    ("mode", "wide", "whole", "replaces", "nonfinite", "items", "single"),
     ("momentum", "halflife", "ddof", "uncounted", "typical"),
     ("channels",),
 )

@@ -272,6 +272,7 @@ PER_CHANNEL = {  # kernels with one thread per channel, and their families
     "move_statistics": "statistics",
     "merge_sets": "statistics",
     "add_gradients": "statistics",
+    "copy_params": "statistics",
 }
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..activation import IDENTITY, Activation
-from ..cpu.launches import small
-from . import row_plans
+from ..cpu.launches import singles, small
+from . import plans, row_plans
 from .calls import begun
 from .gradients import Wanted, receiver
-from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, JOB, NO_AFFINE, ROW_JOB
+from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, JOB, NO_AFFINE, ROW_JOB, STATISTICS_JOB
 
 Array = Any  # cupy.ndarray
 FLOAT64 = np.dtype("float64")
@@ -21,6 +21,7 @@ BACKWARD = ROW_JOB.packer(
     *("x", "dy", "y", "gamma", "beta", "mean", "rstd", "dgamma", "dbeta", "partial", "weight", "tickets"),
     *("rule", "gives", "slope", "inverse"),
 )
+COPY = STATISTICS_JOB.packer("total", "part", "other", "other_part", "single")
 SUMS = JOB.packer(
     *("x", "dy", "weight", "gamma", "beta", "dgamma", "dbeta", "partial", "tickets", "row_mean", "row_rstd", "gives"),
     "slope",
@@ -51,8 +52,9 @@ def rows_forward(
     """Return y, mean, rstd: each of the N*G rows of x is normalized by its own statistics.
 
     x: (N, G, K, L), or (N, D) for (N, 1, D, 1). With copies, gamma and beta, flattened, follow the results, for a
-    backward; all but y are then parts of one array. With a residual, the sum h = x + residual is normalized, after an
-    addition on the device, and (y, h) takes the place of y. weight: (N, L), of each position.
+    backward; all but y are then parts of one array. If gamma or beta is float32, so are they, and a launch makes the
+    copies before the rows are read. With a residual, the sum h = x + residual is normalized, after an addition on the
+    device, and (y, h) takes the place of y. weight: (N, L), of each position.
     """
     if residual is not None:
         h = x + residual
@@ -65,7 +67,8 @@ def rows_forward(
         return moved(y, out), *more
     many = shape[0] if len(shape) == 2 else shape[0] * shape[1]
     gamma_then = beta_then = None
-    if copies and many:
+    single = singles(gamma, beta)
+    if (copies or single) and many:
         mean, rstd, gamma_then, beta_then = small(device, many, gamma, beta, FLOAT64)
     else:
         mean, rstd = device.empty((many,), FLOAT64), device.empty((many,), FLOAT64)
@@ -75,10 +78,18 @@ def rows_forward(
             plan = row_plans.rows("rows_forward", shape, call.dtype, affine, False, act.kind, device.limits)
         else:
             plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
-        places = device.addresses(gamma, beta, mean, rstd, weight, gamma_then, beta_then)
-        call.run(plan, FORWARD(call.at, call.result_at, *places, rule, act.slope, eps, many / (x.size or 1)))
+        runs = []
+        kept = gamma_then, beta_then
+        one: Any = beta if gamma is None else gamma
+        if single and one.size:
+            job = COPY(*device.addresses(gamma_then, gamma, beta_then, beta), single)
+            runs.append((plans.per_channel("copy_params", one.size), job))
+            (gamma, beta), kept = kept, (None, None)
+        places = device.addresses(gamma, beta, mean, rstd, weight, *kept)
+        arguments = rule, act.slope, eps, many / (x.size or 1)
+        call.run_all([*runs, (plan, FORWARD(call.at, call.result_at, *places, *arguments))])
     elif copies:  # no kernel runs that could make them
-        gamma_then, beta_then = (a if a is None else a.flatten() for a in (gamma, beta))
+        gamma_then, beta_then = (a if a is None else a.flatten().astype(FLOAT64, copy=False) for a in (gamma, beta))
     return (call.result, mean, rstd, gamma_then, beta_then) if copies else (call.result, mean, rstd)
 
 

@@ -1,5 +1,5 @@
-// Kernels that move running statistics, merge sets of values, and add up gradients: a thread per channel, by the rules
-// of formulas.h.
+// Kernels that move running statistics, merge sets of values, add up gradients, and convert parameters: a thread per
+// channel, by the rules of formulas.h.
 
 struct StatisticsJob {
   // of a bnorm.running.Statistics, (C,); null where absent
@@ -21,13 +21,13 @@ struct StatisticsJob {
   // sets to merge
   double* sets;    // (items, 4, C), overwritten
   double* merged;  // (4, C)
-  // gradients: part is added to total, and other_part to other
+  // gradients: part is added to total, and other_part to other; or they are copied there, see copy_params
   void* total;
   const double* part;
   void* other;
   const double* other_part;
   // options
-  i64 mode, wide, whole, replaces, nonfinite, items;
+  i64 mode, wide, whole, replaces, nonfinite, items, single;
   double momentum, halflife, ddof;
   double uncounted, typical;  // batches that `seen` lacks, and how many values each had
   // geometry
@@ -95,4 +95,15 @@ __global__ void __launch_bounds__(256) add_gradients(StatisticsJob job) {
   const i64 how = job.wide ? TO_FLOAT64 : TO_FLOAT32;
   if (job.total) give(job.total, how, c, job.part[c]);
   if (job.other) give(job.other, how, c, job.other_part[c]);
+}
+
+// Copy part to total, and other_part to other, as float64. They are float32 if bit 0 or bit 1 of `single` is set.
+__global__ void __launch_bounds__(256) copy_params(StatisticsJob job) {
+  const i64 c = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (c >= job.channels) return;
+  const auto copy = [&](void* to, const double* from, i64 single) {
+    if (to) static_cast<double*>(to)[c] = single ? exact(reinterpret_cast<const float*>(from)[c]) : from[c];
+  };
+  copy(job.total, job.part, job.single & 1);
+  copy(job.other, job.other_part, job.single & 2);
 }
