@@ -105,12 +105,12 @@ def test_schedules_and_places(shape, device):
 
 
 @pytest.mark.parametrize("limits", [SMALL, gpu_rows.LARGE], ids=["small", "large"])
-@pytest.mark.parametrize("size", [700, 5000, 16400])
-def test_gamma_alone_and_beta_alone(size, limits, device, monkeypatch):
+@pytest.mark.parametrize(("size", "dtype"), [(700, "float32"), (5000, "float32"), (16400, "float32"), (64, "float16")])
+def test_gamma_alone_and_beta_alone(size, dtype, limits, device, monkeypatch):
     """The bits of a beta of zeros, and of a gamma of ones: of what is kept, and of what is not."""
     monkeypatch.setattr(device, "limits", limits)
     rng = np.random.default_rng(size)
-    x, dy = rng.standard_normal((2, 2, 1, size, 1)).astype("float32")
+    x, dy = rng.standard_normal((2, 2, 1, size, 1)).astype(dtype)
     gamma, zeros, ones = rng.uniform(0.5, 2, size), np.zeros(size), np.ones(size)
     for some, all_ in (((gamma, None), (gamma, zeros)), ((None, gamma), (ones, gamma)), ((None, None), (ones, zeros))):
         for act in (IDENTITY, RELU):
@@ -141,3 +141,15 @@ def test_a_center_far_from_the_mean(size):
     want = reference.rows_forward(exact(x), None, None, 1e-5)
     assert_close(mean, want[1], 1e-6)
     assert_close(rstd, want[2], 1e-6 * want[2])
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 0, 1), (3, 2, 2, 0), (0, 1, 8, 1)], ids=str)
+def test_nothing_is_written_where_there_is_nothing(shape):
+    """Not even beside a result of no values, which lies amid others."""
+    memory = np.full(64, 7, "float32")
+    x = memory[32:32].reshape(shape)
+    ones = np.ones(shape[1] * shape[2])
+    for weight in (None, np.ones((shape[0], shape[3]))):
+        _, mean, rstd = gpu.rows_forward(x, ones, ones, 1e-5, weight=weight, out=x)
+        gpu.rows_backward(x, x, mean, rstd, ones, ones, weight=weight, out=x)
+        assert_same(memory, np.full(64, 7, "float32"))
