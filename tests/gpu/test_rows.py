@@ -153,3 +153,14 @@ def test_nothing_is_written_where_there_is_nothing(shape):
         _, mean, rstd = gpu.rows_forward(x, ones, ones, 1e-5, weight=weight, out=x)
         gpu.rows_backward(x, x, mean, rstd, ones, ones, weight=weight, out=x)
         assert_same(memory, np.full(64, 7, "float32"))
+
+
+@pytest.mark.parametrize("shape", [(120000, 1, 4, 1), (1, 1, 1, 655360)], ids=["columns", "a long run"])
+def test_sums_over_many_rows_lose_no_digits(shape, device, monkeypatch):
+    """Threads add up floats only for a while: float sums of many equal numbers drift away, as all are rounded alike."""
+    monkeypatch.setattr(device, "limits", SMALL._replace(processors=1))
+    x, dy = np.zeros(shape, "float32"), np.full(shape, 0.1, "float32")
+    _, mean, rstd = gpu.rows_forward(x, None, None, 1e-5)
+    _, _, dbeta = gpu.rows_backward(dy, x, mean, rstd, np.ones(shape[2]), None)
+    want = np.full(shape[2], x.size / shape[2] * np.float64(dy.flat[0]))
+    assert_close(dbeta, want, 1e-6 * want)
