@@ -1,6 +1,7 @@
 """PyTorch's own samples of the norms, which ship with it: every module and every operation, with gradients."""
 
 import warnings
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,41 +13,35 @@ pytest.importorskip("expecttest", reason="PyTorch's samples import it")
 
 from bnorm.interop.torch import from_torch  # noqa: E402  after the skips
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of PyTorch, about itself
-    modules = pytest.importorskip("torch.testing._internal.common_modules", reason="PyTorch has the samples")
-    methods = pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="and these")
-
 MODULES = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d")
 MODULES += ("LayerNorm", "GroupNorm", "RMSNorm")
-OPERATIONS = {
-    f"nn.functional.{name}": name for name in ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
-}
+OPERATIONS = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm")
 
 
-def of_modules():
-    torch.manual_seed(0)
-    for info in modules.module_db:
-        name = info.module_cls.__name__
-        if name not in MODULES:
-            continue
-        for training in (True, False):
-            given = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": training}
-            for i, sample in enumerate(info.module_inputs_func(info, **given)):
-                yield pytest.param(info.module_cls, sample, training, id=f"{name}-{training}-{i}")
-
-
-def of_operations():
-    torch.manual_seed(0)
-    for info in methods.op_db:
-        if info.name in OPERATIONS and not info.variant_test_name:
-            samples = info.sample_inputs("cpu", torch.float64, requires_grad=True)
-            yield from (pytest.param(info, sample, id=f"{info.name}-{i}") for i, sample in enumerate(samples))
+def samples(module):
+    """PyTorch's module with samples; importing it takes longer than its tests, so no process does that to collect."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about itself
+        try:
+            return import_module(f"torch.testing._internal.{module}")
+        except ImportError as error:
+            pytest.skip(f"PyTorch has the samples: {error}")
 
 
 @pytest.mark.filterwarnings("ignore:.*momentum=None weighs every value alike")
-@pytest.mark.parametrize(("kind", "sample", "training"), list(of_modules()))
-def test_modules(kind, sample, training):
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name, training):
+    infos = [info for info in samples("common_modules").module_db if info.module_cls.__name__ == name]
+    given = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": training}
+    found = [(info.module_cls, sample) for info in infos for sample in info.module_inputs_func(info, **given)]
+    assert found
+    for i, (kind, sample) in enumerate(found):
+        print(f"sample {i}: {sample.constructor_input.args} {sample.constructor_input.kwargs}")
+        check_module(kind, sample, training)
+
+
+def check_module(kind, sample, training):
     arguments = sample.constructor_input
     module = kind(*arguments.args, **arguments.kwargs).double().train(training)
     (x,) = sample.forward_input.args
@@ -96,19 +91,29 @@ def ours(name, x, args, options):
     return F.layer_norm(x, **given, normalized_shape=shape, **eps)
 
 
-@pytest.mark.parametrize(("info", "sample"), list(of_operations()))
-def test_operations(info, sample):
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    infos = samples("common_methods_invocations").op_db
+    infos = [info for info in infos if info.name == f"nn.functional.{name}" and not info.variant_test_name]
+    found = [(info, each) for info in infos for each in info.sample_inputs_func(info, "cpu", torch.float64, True)]
+    assert found
+    for i, (info, sample) in enumerate(found):
+        print(f"sample {i}: {sample.args} {sample.kwargs}")
+        check_operation(name, info.op, sample)
+
+
+def check_operation(name, operation, sample):
     x = sample.input.detach().clone().requires_grad_()
     options = dict(sample.kwargs)
     refused = "eps: expected a finite number >= 0" if (options.get("eps") or 0) < 0 else None
-    if info.name.endswith("batch_norm") and x.ndim < 2:
+    if name == "batch_norm" and x.ndim < 2:
         refused = "axis: expected an axis of x"  # of channels
     if refused:
         with pytest.raises(ValueError, match=refused):
-            ours(OPERATIONS[info.name], x.detach().numpy(), sample.args, options)
+            ours(name, x.detach().numpy(), sample.args, options)
         return
-    wanted = info.op(x, *sample.args, **options)
-    y, saved = ours(OPERATIONS[info.name], x.detach().numpy(), sample.args, options)
+    wanted = operation(x, *sample.args, **options)
+    y, saved = ours(name, x.detach().numpy(), sample.args, options)
     np.testing.assert_allclose(y, wanted.detach().numpy(), rtol=1e-11, atol=1e-11)
     dy = torch.randn_like(wanted)
     wanted.backward(dy)
