@@ -58,6 +58,18 @@ def test_a_team_that_is_always_late_rests_longer_and_longer():
 
 
 @of_a_new_thread
+def test_the_first_late_call_after_a_rest_may_come_at_any_time():
+    clock = Clock()
+    clock.call(late=True)
+    clock.wait()
+    clock.now += 10  # of other work
+    clock.call(late=True)
+    assert clock.rests() == 0
+    clock.call(late=True)
+    assert clock.rests() > 0
+
+
+@of_a_new_thread
 def test_late_calls_may_lose_what_a_team_has_gained():
     clock = Clock()
     for _ in range(20):  # 0.5 ms each

@@ -57,9 +57,7 @@ class Layer:
         *("_gamma", "_kind", "_layout", "_narrow", "_negative_slope", "_own", "_saved", "_training", "_who"),
     )
 
-    _SINGLE: ClassVar[
-        tuple[str, ...]
-    ] = ()  # the devices whose kernels take the float32 arrays of this layer as they are
+    _SINGLE: ClassVar[tuple[str, ...]] = ()  # devices whose kernels take float32 arrays of this layer as they are
     _eps: Any  # a number, or in some layers None
 
     eps = adjustable("eps", checks.epsilon, "Added to the variance, inside the root.")

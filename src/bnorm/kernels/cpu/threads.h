@@ -22,8 +22,8 @@ static inline double omp_get_wtime(void) { return 0.0; }
  * their threads is added up, to a limit, and what late calls lose is taken off. When nothing is left, the caller works
  * alone for a while: for a multiple of the time that the late call took, longer each time until threads have proved
  * useful again. Processes that need the cores now and then thus cost only the calls that they delay, and those that
- * always need them end the team. Afterwards the other threads sleep, on cores that may be taken, so a first late call
- * does not count. Results do not depend on it. To read the processor time takes most of a microsecond, so it is read
+ * always need them end the team. Afterwards the other threads sleep, and their cores may be taken, so the next late
+ * call does not count. Results do not depend on it. To read the processor time takes most of a microsecond, so it is read
  * only after something took long; until then the wall clock replaces it.
  *
  * A team can come late on an idle machine too, after it has slept together with its caller: some systems wake the other
@@ -41,6 +41,7 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_NAP 1e-2     /* seconds of sleep after which the system may wake all threads on one core */
 #define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
 #define BN_PARTED 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
+#define BN_EVER 1e300   /* seconds: never */
 #define BN_PUSHES 2     /* late calls after a sleep that part the threads, so that the caller goes on with the team */
 #define BN_NAPS 16      /* the caller works alone after its next 16 sleeps; doubled each time threads are late again, */
 #define BN_MOST_NAPS 256    /* up to this */
@@ -135,7 +136,7 @@ static inline void bn_judge(double begun, double took, double alone, int certain
     bn_gained = 0.0;
     bn_alone_until = now + rest;
     bn_excused = 1;
-    bn_excused_until = bn_alone_until + BN_PARTED;
+    bn_excused_until = BN_EVER;
     bn_rest = bn_rest < 16.0 * BN_REST ? 2.0 * bn_rest : bn_rest;
 }
 
