@@ -146,8 +146,10 @@ def compared(cupy: Any, exact: Exact, found: dict[str, Any], dtype: str) -> Foun
 
 
 def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
-    """Check running statistics and added gradients of a layer, and merged moments, against the processor's."""
+    """Check running statistics and added gradients of a layer, merged moments, and rows whose parameters are converted,
+    against the processor's."""
     found = []
+    wide = x if x.dtype == np.float64 else x.astype(np.float32)
     for where, make, kernels in (("cpu", np.asarray, cpu), ("cuda", cupy.asarray, gpu)):
         layer = bnorm.BatchNorm1d(x.shape[1], device=where)
         for values in (x, dy):
@@ -158,8 +160,11 @@ def layers(cupy: Any, x: np.ndarray, dy: np.ndarray) -> Found:
         merged = F.moments(make(x)) + F.moments(make(dy))
         # As in a backward whose kernels cannot add to the gradients themselves.
         kernels.add(layer.gamma.grad, merged.mean, layer.beta.grad, merged.mean)
+        rows = bnorm.LayerNorm(x.shape[1], dtype="float32", device=where)
+        rows.gamma, rows.beta = (make(a.astype(np.float32)) for a in vectors(x.shape[1])[:2])
+        y = rows(make(wide))
         running = layer.running_mean, layer.running_var
-        found.append([*running, layer.gamma.grad, layer.beta.grad, merged.mean, merged.var()])
+        found.append([*running, layer.gamma.grad, layer.beta.grad, merged.mean, merged.var(), y])
     want, got = found[0], map(cupy.asnumpy, found[1])
     error = max(float(np.max(abs(a - b) / np.maximum(1, abs(b)))) for a, b in zip(got, want, strict=True))
     allowed = 1e-12 if x.dtype == np.float64 else 1e-5  # the processor computes in float32 as well
