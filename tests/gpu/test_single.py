@@ -62,6 +62,26 @@ def test_given_statistics_and_finish(device):
     ways(lambda gamma, beta: [gpu.finish(parts, gamma, beta, 1e-5)], *drawn(5, 2))
 
 
+def launches_of_both_types(call, shape, n):
+    """What a forward launches, and what it and its backward launch, with n vectors of float32, and of float64; last the
+    number of CuPy's own launches. Results are the same, although the vectors change before the backward."""
+    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
+    found, forwards, both = [], [], []
+    for dtype in ("float32", "float64"):
+        vectors = [fake_cupy.wrapped(a.astype(dtype)) for a in drawn(8, n)]
+        fake_cupy.launched.clear()
+        before = fake_cupy.ufuncs
+        y, saved = call(fake_cupy.wrapped(x.copy()), *vectors)
+        forwards.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
+        for a in vectors:
+            a.host[...] = 7
+        found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
+        both.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
+    for a, b in zip(*found, strict=True):
+        assert_same(a.host, b.host)
+    return forwards, both
+
+
 FUNCTIONS = {
     "batch_norm": (lambda x, *two: F.batch_norm(x, *two[:2]), (6, 8)),
     "batch_norm, given": (lambda x, *four: F.batch_norm(x, *four[:2], mean=four[2], var=four[3]), (6, 8)),
@@ -72,20 +92,8 @@ FUNCTIONS = {
 @pytest.mark.parametrize(("call", "shape"), FUNCTIONS.values(), ids=FUNCTIONS)
 def test_functions_convert_nothing(cupy, call, shape):
     """Nor do their backwards, which see the parameters of the forward, whatever has become of them."""
-    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
-    found, launches = [], []
-    for dtype in ("float32", "float64"):
-        vectors = [fake_cupy.wrapped(a.astype(dtype)) for a in drawn(8, 4)]
-        fake_cupy.launched.clear()
-        before = fake_cupy.ufuncs
-        y, saved = call(fake_cupy.wrapped(x.copy()), *vectors)
-        for a in vectors:
-            a.host[...] = 7
-        found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
-        launches.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
-    assert launches[0] == launches[1]
-    for a, b in zip(*found, strict=True):
-        assert_same(a.host, b.host)
+    _, both = launches_of_both_types(call, shape, 4)
+    assert both[0] == both[1]
 
 
 ROWS = {
@@ -104,21 +112,9 @@ ROWS = {
 @pytest.mark.parametrize(("call", "shape"), ROWS.values(), ids=ROWS)
 def test_one_launch_converts_both_for_rows(cupy, call, shape):
     """It makes the copies that a backward needs, which sees the parameters of the forward."""
-    x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype("f4")
-    found, launches = [], []
-    for dtype in ("float32", "float64"):
-        vectors = [fake_cupy.wrapped(a.astype(dtype)) for a in drawn(8, 2)]
-        fake_cupy.launched.clear()
-        before = fake_cupy.ufuncs
-        y, saved = call(fake_cupy.wrapped(x.copy()), *vectors)
-        launches.append([*fake_cupy.launched, fake_cupy.ufuncs - before])
-        for a in vectors:
-            a.host[...] = 7
-        found.append([y, *(a for a in F.backward(fake_cupy.wrapped(dy.copy()), saved) if a is not None)])
+    forwards, _ = launches_of_both_types(call, shape, 2)
     if shape[0]:
-        assert launches[0] == ["copy_params", *launches[1]]
-    for a, b in zip(*found, strict=True):
-        assert_same(a.host, b.host)
+        assert forwards[0] == ["copy_params", *forwards[1]]
 
 
 LAYERS = {

@@ -1,6 +1,7 @@
 """When a caller works alone, as its team came too late: the rule by itself, on a clock of its own."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -32,14 +33,14 @@ class Clock:
         self.now = max(self.now, self.alone_until)
 
 
-def of_a_new_thread(test):
+def of_a_new_thread(call):
     """What a thread knows of its team is its own."""
 
+    @wraps(call)
     def run():
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(test).result()
+            return pool.submit(call).result()
 
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
 
 
@@ -143,6 +144,7 @@ class Always(Clock):
 def mean(clock, late, duration=20.0):
     """Return what a call takes in the mean."""
 
+    @of_a_new_thread
     def calls():
         n = 0
         while clock.now < duration:
@@ -150,5 +152,4 @@ def mean(clock, late, duration=20.0):
             n += 1
         return clock.now / n
 
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(calls).result()
+    return calls()

@@ -108,17 +108,18 @@ class State(Fitted):
         Only those are read that may change during a stream.
         """
         mine, history = self.statistics, copy(self.history)
-        before, arrays, zero = (mine.batches, mine.momentum, mine.halflife, self.eps), mine.copy(), self.zero
+        before, eps, zero = mine.copy(), self.eps, self.zero
         try:
             self.follow(estimator.momentum, estimator.halflife, estimator.eps, estimator.history)
             yield
         except BaseException:
-            if mine.batches == before[0]:
+            if mine.batches == before.batches:
                 self.history = history
-                refaded = mine.halflife != arrays.halflife
-                self._follow_numbers(*before[1:], None if history is None else history.limit)
+                refaded = mine.halflife != before.halflife
+                limit = None if history is None else history.limit
+                self._follow_numbers(before.momentum, before.halflife, eps, limit)
                 if refaded:
-                    at_once(self.taking(arrays, {"zero": zero}))
+                    at_once(self.taking(before, {"zero": zero}))
             raise
 
     def continued(self, estimator: Any) -> "State":
