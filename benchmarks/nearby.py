@@ -27,6 +27,7 @@ IMAGES = -1, 64, 64, 64
 SETS = 4
 WARM, TURNS = 0.3, 5  # part of a turn that is not timed, and turns of each setting
 LEARNING = 700  # calls, after which a thread waits longest between its tries if these fail
+LOOKED = 1 << 20  # bytes from which on a call looks, also on processors that do not look by themselves
 NEW = {"through": 0, "calls": 8, "excess": 0, "wait": 16}  # a thread that has made no call
 Call = Callable[[], object]
 Step = Callable[[int, ndarray, ndarray], object]  # the i-th set, what is read, what is written
@@ -86,7 +87,7 @@ def turn(call: Call, most: int, seconds: float) -> float:
 
 
 def lines(sizes: Sequence[int], seconds: float, learning: int = LEARNING) -> Iterator[list[str]]:
-    looked = entries.use_habit()["most"]
+    looked, sizes = entries.use_habit()["most"], entries.use_sizes(looked=LOOKED)
     try:
         for size in sizes:
             for name, step in steps(size * MIB).items():
@@ -101,6 +102,7 @@ def lines(sizes: Sequence[int], seconds: float, learning: int = LEARNING) -> Ite
                 yield line
     finally:
         entries.use_habit(most=looked)
+        entries.use_sizes(**sizes)
 
 
 def main() -> None:

@@ -92,9 +92,8 @@ def caches(request):
     """Results of any size go past the caches, or none."""
     threads = bnorm.get_num_threads()
     size = 0 if request.param else 1 << 40
-    before = entries.use_sizes(
-        **dict.fromkeys(("stream", "stream_one", "stream_two", "far", "far_maps", "far_rows", "beside", "paired"), size)
-    )
+    names = "stream", "stream_one", "stream_two", "far", "far_maps", "far_rows", "beside", "early", "paired"
+    before = entries.use_sizes(**dict.fromkeys(names, size))
     yield
     entries.use_sizes(**before)
     bnorm.set_num_threads(threads)

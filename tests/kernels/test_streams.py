@@ -30,7 +30,7 @@ def streamed():
     sizes = dict.fromkeys(("stream", "stream_one", "stream_two"), STREAM) | dict.fromkeys(
         ("far", "far_maps", "far_two"), FAR
     )
-    before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS, beside=1)
+    before = entries.use_sizes(**sizes, far_alone=FAR // 2, far_rows=FAR_ROWS, beside=1, early=1)
     habit = entries.use_habit(most=0)
     yield
     entries.use_habit(**habit)
@@ -157,8 +157,9 @@ ROWS = [
 
 
 WAYS = {
-    "sent": (STREAM, {"beside": 1 << 40}),
-    "sent while dy is fetched": (STREAM, {"beside": 1}),
+    "sent": (STREAM, {"beside": 1 << 40, "early": 1 << 40}),
+    "sent while dy is fetched": (STREAM, {"beside": 1, "early": 1 << 40}),
+    "fetched before it is sent": (STREAM, {"beside": 1 << 40, "early": 1}),
     "through the caches": (FAR_ROWS, {"stream_two": 1 << 40}),
 }
 

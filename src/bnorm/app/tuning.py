@@ -88,8 +88,8 @@ def _gradients_of_long_rows(ring: Sequence[ndarray]) -> Call:
     return _backward(lambda x, y: F.layer_norm(x, ones, normalized_shape=LONG, out=y), long)
 
 
-# The order matters: sizes for prefetching (far) come first, as the others are measured with it; "beside" comes
-# after "stream", as it needs results that are written past the caches.
+# The order matters: sizes for prefetching (far) come first, as the others are measured with it; "early" and
+# "beside" come after "stream", as they need results that are written past the caches.
 WAYS = {
     "far": Way(_training, None),
     "far_two": Way(_gradients, True),
@@ -99,6 +99,7 @@ WAYS = {
     "stream": Way(_inference, True),
     "stream_one": Way(_training, None),
     "stream_two": Way(_rows, None),
+    "early": Way(_rows, None),
     "beside": Way(_gradients_of_rows, None),
     "paired": Way(_gradients_of_long_rows, None),
 }

@@ -119,6 +119,7 @@ ctypedef struct RowJob:
     Activation act
     bint stream, far, params
     bint beside             # a backward also fetches while it stores results, not only while it sums
+    bint early              # a forward that sends its results fetches while it sums, not while it stores
     bint paired             # a backward of float32 sums two rows at a time with AVX-512
     double eps
     const double* gamma     # [groups * channels] or NULL

@@ -25,7 +25,6 @@ cdef enum:
     SUMMED = 1 << 17        # bytes of a row of sums that stays in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
-    LOOKED = 1 << 20        # least bytes of an output, or of images, for which a call looks into the caches
     SPREAD = 1 << 26        # larger inputs of images are fetched ahead wherever they are
     UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
@@ -40,7 +39,9 @@ ctypedef struct Sizes:
     Py_ssize_t far_two     # far, if x and dy are read
     Py_ssize_t far_alone   # far, if x and dy are read by one thread
     Py_ssize_t far_rows    # far, for gradients of rows: x, dy and dx in turn, which no processor prefetches by itself
+    Py_ssize_t looked      # an output, or images, for which a call looks into the caches
     Py_ssize_t beside      # gradients of rows that are also fetched while results are stored, not only while summing
+    Py_ssize_t early       # rows that are fetched while summing, not while results are stored past the caches
     Py_ssize_t paired      # gradients of float32 rows that are summed two rows at a time, by full cache lines (AVX-512)
 
 
@@ -49,12 +50,13 @@ cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third-level cache is much faster than memory: measured on an AMD EPYC.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
-                              far_rows=3 << 20, beside=1 if bn_is_zen_5() else never,
+                              far_rows=3 << 20, looked=never, beside=1 if bn_is_zen_5() else never,
+                              early=1 if foresees and not bn_is_zen_5() else never,
                               paired=1 if bn_is_zen_5() else never)
 # Where it is not: twice the size of the second-level cache, as what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
-                             far_rows=4 << 20, beside=never, paired=never)
+                             far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never)
 cdef bint far_third_level = bn_far_third_level()
 cdef Sizes sizes = far_level if far_third_level else near_level
 
@@ -84,16 +86,15 @@ cdef inline bint bypasses(Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
 cdef inline int kept(bint stream, const void* x, const void* dy, Py_ssize_t x_bytes, const void* y,
                      Py_ssize_t y_bytes) noexcept nogil:
     """Return how a call treats the caches, whose output y bypasses them (`stream`) if only its size counts."""
-    if stream and LOOKED <= y_bytes <= bn_habits.most:
+    if stream and sizes.looked <= y_bytes <= bn_habits.most:
         return bn_caches(x, dy, x_bytes, y, y_bytes)
     return BN_PAST if stream else BN_THROUGH
 
 
 cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
-    """Whether images, x and dy of n_bytes each, are found in the caches, and the processor reads them without help from
-    there. AMD's does not."""
-    return job.inner > 1 and bn_habits.most > 0 and LOOKED <= n_bytes <= SPREAD \
-        and (far_third_level or bn_habits.pretended >= 0) and bn_are_near(job.x, job.dy, n_bytes)
+    """Whether images, x and dy of n_bytes each, are found in the caches: then they need not be fetched ahead."""
+    return job.inner > 1 and bn_habits.most > 0 and sizes.looked <= n_bytes <= SPREAD \
+        and bn_are_near(job.x, job.dy, n_bytes)
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:

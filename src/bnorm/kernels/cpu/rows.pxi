@@ -55,6 +55,7 @@ cdef int row_view(
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)
     job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.beside = cnp.PyArray_NBYTES(x) >= sizes.beside
+    job.early = not job.wide and cnp.PyArray_NBYTES(x) >= sizes.early
     job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)

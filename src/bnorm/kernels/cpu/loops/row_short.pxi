@@ -53,10 +53,12 @@ cdef inline void sums_at_once(
     cdef real[BATCH] near
     cdef double[BATCH * EIGHTH] of_sum, of_square
     cdef Py_ssize_t k
+    if ahead == NULL:
+        for k in range(rows):
+            near[k] = <real>bn_near_mean(x + k * size, size)
     for k in range(rows):
-        near[k] = <real>bn_near_mean(x + k * size, size)
-    for k in range(rows):
-        if ahead != NULL:
+        if ahead != NULL:   # row by row, as the rows behind have not been fetched yet
+            near[k] = <real>bn_near_mean(x + k * size, size)
             bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), sent)
         bn_row_squares(x + k * size, size, near[k], of_sum + k * EIGHTH, of_square + k * EIGHTH)
     bn_wholes(rows, of_sum, sum)
@@ -89,6 +91,8 @@ cdef inline void sums_by_turns(
             off[k] = <double>x[k * size] - <double>mean[k]
             sum[k] += off[k] * size
     for k in range(rows):
+        if about_zero and ahead != NULL:
+            bn_fetch_on(ahead, x + k * size, NULL, size * sizeof(real), sent)
         bn_row_sum(True, x + k * size, size, left - k * size, mean[k], eight + k * EIGHTH)
     bn_wholes(rows, eight, square)
     for k in range(rows):

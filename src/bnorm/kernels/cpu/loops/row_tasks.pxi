@@ -13,6 +13,7 @@
 # Gives FETCH_BYTES, columns_of_rows, row_task.
 
 cdef enum:
+    BY_TURNS = 512          # most values of a row of runs whose x is fetched while sums are computed
     FETCH_BYTES = 1 << 18   # most bytes that a task fetches before it reads its first row
     FEW = 48                # rows of fewer values are best fetched while sums are computed, on every processor
     SECOND_CACHE = 1 << 20  # bytes of x and dy that are assumed to stay in the second-level cache
@@ -94,23 +95,24 @@ cdef void forward_rows(
 cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x) noexcept nogil:
     """Whether rows are fetched while the sums of the rows before them are computed, and not while results are sent.
 
-    A forward does so if its results are gathered or go through the caches. A backward does so except for runs that are
-    too long to be fetched at once, and for short rows on processors that read as fast between stores (`beside`).
+    A forward does so if its results are gathered or go through the caches, and on `early` processors. A backward does
+    so except for runs that are too long to be fetched at once, and for short rows on `beside` processors.
     """
     cdef Py_ssize_t size = job.channels * job.inner
     if job.weight != NULL or job.residual != NULL or not 0 < size <= longest(x):
         return False
     if job.dy == NULL:
-        return not direct
+        return job.early or not direct
     if job.beside and direct and FEW <= size <= AT_ONCE:
         return False
-    return job.scale != NULL or (size <= AT_ONCE and short_runs(job, x))
+    return job.scale != NULL or (size <= (BY_TURNS if job.early else AT_ONCE) and short_runs(job, x))
 
 
 cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil:
-    """Whether, on `beside` processors, x is fetched while sums are computed and dy while results are sent, so that
-    memory always has something to do during a long row."""
-    return job.beside and direct and job.dy != NULL and job.dh == NULL and job.channels * job.inner > AT_ONCE
+    """Whether x is fetched while sums are computed and dy while results are sent, so that memory always has something
+    to do during a long row: on `beside` processors, and on `early` ones for runs."""
+    return (job.beside or (job.early and job.scale == NULL)) and direct and job.dy != NULL and job.dh == NULL \
+        and job.channels * job.inner > AT_ONCE
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
