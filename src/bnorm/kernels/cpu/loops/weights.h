@@ -232,7 +232,8 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
     } else if (how == BN_BYTES) {
         BN_EACH_VECTOR(BN_FOURS(BN_P_BYTES, BN_Q_WEIGHTS))
     } else {
-        /* Copied, as each weight is read for every channel, and would cross cache lines. The next ones are fetched. */
+        /* Copied, as each weight is read for every channel, and would cross cache lines. Those of the third block of
+         * rows after this one are fetched. */
         bn_doubles near_[16];
         BN_EACH_VECTOR({
             for (ptrdiff_t i_ = 0; v_ == 0 && i_ < 4 * fours; i_++) {
@@ -240,7 +241,7 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
                 near_[i_] = how == BN_SHARED ? bn_take_double((const double *)w + from_)
                                              : bn_take_bytes((const uint8_t *)w + from_);
                 if (how == BN_SHARED)
-                    bn_fetch_line((const char *)((const double *)w + from_ + 4 * fours * step));
+                    bn_fetch_line((const char *)((const double *)w + from_ + 3 * 4 * fours * step));
             }
             BN_FOURS(BN_P_SHARED, BN_Q_WEIGHTS)
             if (++v_ == channels) {
