@@ -19,8 +19,6 @@ class LongRowError(Exception):
 
 def blocks(stream: Bytes, size: int, delimiter: str) -> Iterator[Any]:
     """Yield blocks of about `size` bytes, as buffers of pyarrow; None and then an error if the last row has no end."""
-    import pyarrow as pa
-
     rest, more = b"", size
     while data := stream.read(more):
         data = rest + data
@@ -32,13 +30,24 @@ def blocks(stream: Bytes, size: int, delimiter: str) -> Iterator[Any]:
                 raise LongRowError(f"expected a row of at most {LONGEST >> 20} MiB; is a quote never closed?")
             rest = data
             continue
-        yield pa.py_buffer(data).slice(0, cut)
+        yield _owned(data, cut)
         rest, more = data[cut:], size
     if rest:
         if last_end(rest + b"\n", delimiter) != len(rest) + 1:
             yield None
             raise LongRowError("a quote is never closed")
-        yield pa.py_buffer(rest + b"\n")
+        yield _owned(rest + b"\n", len(rest) + 1)
+
+
+def _owned(data: bytes, size: int) -> Any:
+    """Return the first bytes in memory of pyarrow. Its threads may let go of them when Python has ended: to free memory
+    of Python's would end the process with SIGABRT then.
+    """
+    import pyarrow as pa
+
+    buffer = pa.allocate_buffer(size)
+    np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(data, np.uint8, size)
+    return buffer
 
 
 def last_end(data: bytes, delimiter: str) -> int:

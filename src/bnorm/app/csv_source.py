@@ -154,6 +154,7 @@ class CsvSource(Source):
         """Return rows as a table, with columns of the types that they seem to have, without rows of another length.
 
         The bytes are read as Latin-1, in which all bytes are valid: whether they are UTF-8 matters where they are used.
+        They are memory of Python's, so no thread of pyarrow may have them, see csv_blocks.
         """
         from pyarrow import csv
 
@@ -161,6 +162,7 @@ class CsvSource(Source):
         return csv.read_csv(
             io.BytesIO(data),
             csv.ReadOptions(
+                use_threads=False,
                 block_size=len(data) + 1,
                 column_names=names,
                 autogenerate_column_names=names is None and not self._dialect.header,

@@ -169,6 +169,13 @@ FAULTS = {
             "        gain = rstd * scale\n",
             "tests/kernels/test_activations.py",
         ),
+        (
+            "rows that are fetched with their sums share the center of the first",
+            "kernels/cpu/loops/row_short.pxi",
+            "been fetched yet\n            near[k] = <real>bn_near_mean(x + k * size, size)\n",
+            "been fetched yet\n            near[k] = <real>bn_near_mean(x, size)\n",
+            "tests/functional/test_batch_invariance.py",
+        ),
     ],
     "Entries, threads and memory": [
         (

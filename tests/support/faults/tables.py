@@ -4,6 +4,13 @@
 FAULTS = {
     "Files": [
         (
+            "threads of pyarrow get memory of Python",
+            "app/csv_source.py",
+            "                use_threads=False,\n",
+            "",
+            "tests/app/test_inputs.py",
+        ),
+        (
             "the new file is written over the old one",
             "files/replacing.py",
             "            yield file\n            file.flush()\n",
