@@ -37,7 +37,7 @@ def fails(command, tmp_path):
         ("1,2\n", "row 101 below the header: expected 3 columns, got 2: 1,2"),
         ("1,2,3,4\n", "row 101 below the header: expected 3 columns, got 4: 1,2,3,4"),
         ("7", "row 101 below the header: expected 3 columns, got 1: 7"),  # cut off in the middle
-        ("inf,1,x\n", "column 'a', row 101: expected a finite number, got inf"),
+        ("inf,1,x\n", "column 'a', row 101 below the header: expected a finite number, got inf"),
     ],
     ids=["text", "short", "long", "cut off", "infinite"],
 )
@@ -216,7 +216,7 @@ def test_files_that_differ_where_it_does_not_matter(command, tmp_path):
         (["--columns", "name"], "column 'name': expected numbers, got text"),
         (["--exclude", "a,b"], "expected a column of numbers, got a (excluded); b (excluded); name (text)"),
         (["--columns", "a,b", "--weight", "a"], "column 'a': expected either a feature or the weights, got both"),
-        (["--weight", "b"], "column 'b', row 3: expected a finite weight >= 0, got -1.0"),
+        (["--weight", "b"], "column 'b', row 3 below the header: expected a finite weight >= 0, got -1.0"),
     ],
 )
 def test_columns_that_are_not_there(fails, tmp_path, asked, want):
@@ -228,7 +228,8 @@ def test_columns_that_are_not_there(fails, tmp_path, asked, want):
 def test_missing_weights(fails, tmp_path):
     data = tmp_path / "x.csv"
     data.write_text("a,b\n1,2\n1,\n")
-    assert fails(data, asked=["--weight", "b"]) == f"{data}: column 'b', row 2: expected a finite weight >= 0, got nan"
+    want = f"{data}: column 'b', row 2 below the header: expected a finite weight >= 0, got nan"
+    assert fails(data, asked=["--weight", "b"]) == want
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -239,7 +240,8 @@ def test_infinity(fails, tmp_path, suffix, way):
     write(tmp_path / "a.parquet", X)
     data = write(tmp_path / f"b.{suffix}", x)
     said = fails(tmp_path / "a.parquet", data, asked=[way, "--batch-rows", "100"])
-    assert said == f"{data}: column 'f1', row 4322: expected a finite number, got -inf"
+    below = " below the header" if suffix == "csv" else ""
+    assert said == f"{data}: column 'f1', row 4322{below}: expected a finite number, got -inf"
 
 
 def test_values_whose_squares_overflow_are_no_infinity(command, tmp_path):

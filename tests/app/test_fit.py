@@ -224,13 +224,14 @@ def test_moments_and_extremes_of_all_columns_are_one_call(monkeypatch):
     """In which a column is in the cache for both, and which is not repeated for the extremes."""
     from bnorm.app.fitting import Learner
     from bnorm.app.rows import Rows
+    from bnorm.app.sources import Place
     from bnorm.app.states import Learned, piece_of
     from bnorm.kernels import cpu
 
     asked, found = [], cpu.column_moments
     monkeypatch.setattr(cpu, "column_moments", lambda x, w, minmax: asked.append(len(x)) or found(x, w, minmax))
     learner = Learner(Learned.new(["a", "b"], None, None), 4)
-    rows = Rows([np.arange(4.0), np.arange(5.0, 9.0)], ["a", "b"], "x", 0)
+    rows = Rows([np.arange(4.0), np.arange(5.0, 9.0)], ["a", "b"], Place("x", 0, ""))
     learner.add([piece_of(learner.learned.fitted, rows, None, None)])
     assert asked == [2]
     assert learner.learned.extremes.tolist() == [[0, 5], [3, 8]]

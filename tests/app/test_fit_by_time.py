@@ -126,5 +126,5 @@ def test_text_that_is_no_time(tmp_path, capsys, times, row, expected):
     broken.write_text("a,ts\n" + "".join(f"1,{time}\n" for time in times))
     code, _, err = run(capsys, "fit", broken, "-o", tmp_path / "s.npz", "--halflife", "1h", "--time-column", "ts")
     assert code
-    assert f"broken.csv: column 'ts', row {row}: expected {expected}" in err
+    assert f"broken.csv: column 'ts', row {row} below the header: expected {expected}" in err
     assert f"got {times[row - 1]!r}" in err

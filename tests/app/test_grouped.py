@@ -173,7 +173,7 @@ def test_a_key_that_is_no_number_below_those_that_are(command, tmp_path, monkeyp
     data = tmp_path / "x.csv"
     data.write_text("k,x\n" + "1,2\n" * 100 + "A7,2\n")
     said = command.fails("fit", data, "--by", "k", "-o", tmp_path / "s.npz")
-    assert said.endswith("x.csv: column 'k', row 101: expected int64, as in the first rows, got 'A7'")
+    assert said.endswith("x.csv: column 'k', row 101 below the header: expected int64, as in the first rows, got 'A7'")
 
 
 def test_errors(command, tmp_path):

@@ -91,8 +91,8 @@ def test_a_value_unlike_the_first(command, tmp_path, state, name, value):
     said = command.fails(*arguments)
     kind = TYPED[name][1]
     assert said == (
-        f"bnorm: error: {tmp_path / '2.csv'}: column 'c', row 5: expected {kind}, as in the first rows, got {value!r}: "
-        "--text c writes the column as text"
+        f"bnorm: error: {tmp_path / '2.csv'}: column 'c', row 5 below the header: expected {kind}, "
+        f"as in the first rows, got {value!r}: --text c writes the column as text"
     )
     command(*arguments, "--text", "c")
     assert read(tmp_path / "y.parquet")["c"].to_pylist() == [*column, *column, value]

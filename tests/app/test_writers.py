@@ -262,7 +262,7 @@ def test_types_that_a_format_lacks(command, tmp_path, state):
 def test_text_that_is_no_value_of_a_type(command, tmp_path, state):
     for values, got in (
         (pa.array([[1], [2]]), "expected list<.*>, got string$"),
-        (pa.array([1, 2], pa.int8()), "row 2: expected int8, .* got '300'$"),
+        (pa.array([1, 2], pa.int8()), "row 2 below the header: expected int8, .* got '300'$"),
     ):
         files = write(tmp_path / "a.arrow", table(2), c=values), write(tmp_path / "b.csv", table(2), c=["1", "300"])
         said = command.fails("transform", *files, "--state", state, "-o", tmp_path / "y.arrow")

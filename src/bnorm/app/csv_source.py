@@ -17,7 +17,7 @@ from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
 from bnorm.app.dialects import Dialect, doubts
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
-from bnorm.app.sources import BATCH, Source, joined, pyarrow, said
+from bnorm.app.sources import BATCH, Place, Source, joined, pyarrow, said
 from bnorm.app.text import Quotes
 from bnorm.arrow import is_number
 
@@ -42,6 +42,7 @@ class CsvSource(Source):
         reasons: dict[str, str] = {}
         kinds = [self._kind(name, column, reasons) for name, column in zip(names, columns, strict=True)]
         super().__init__(given, names, kinds, reasons)
+        self.below = " below the header" if dialect.header else ""
         if (empty := [n for n, kind in self.columns.items() if pyarrow().types.is_null(kind)]) and self._far(first):
             self._look_further(names, empty)
         if dialect.header:
@@ -203,7 +204,7 @@ class CsvSource(Source):
         try:
             batch = parsed.result()
         except _BadRowError as error:
-            raise error.told(self.name, self._read, self._dialect.header) from None
+            raise error.told(Place(self.name, self._read, self.below)) from None
         self._read += batch.num_rows
         return batch
 
@@ -302,13 +303,13 @@ class _BadRowError(Exception):
         super().__init__(what)
         self.row, self.column, self.value, self.what = row, column, value, what
 
-    def told(self, source: str, before: int, header: bool) -> DataError:
-        """Return the error for a file. before: the number of rows in earlier blocks."""
-        at = f"row {before + self.row + 1}{' below the header' if header else ''}"
+    def told(self, block: Place) -> DataError:
+        """Return the error for the place of the block."""
+        at = block.row(self.row)
         if self.column is not None and self.value is not None:
-            return NotANumberError(source, self.column, at, self.value)
+            return NotANumberError(block.where, self.column, at, self.value)
         column = f"column {self.column!r}, " if self.column is not None else ""
-        return DataError(f"{source}: {column}{at}: {self.what[0].lower()}{self.what[1:]}")
+        return DataError(f"{block.where}: {column}{at}: {self.what[0].lower()}{self.what[1:]}")
 
 
 def _of_bools(column: Any) -> Any:

@@ -24,7 +24,7 @@ from bnorm.app.guessing import casts
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
-from bnorm.app.sources import Source
+from bnorm.app.sources import Place, Source
 from bnorm.app.states import WHO, Learned, Piece, beside, piece_of
 from bnorm.exact import HEAVIEST
 from bnorm.running import TooLarge
@@ -186,7 +186,8 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
             start, stop = stop, min(batch.num_rows, stop + most - done % most)
             done += stop - start
             some = [column[start:stop] for column in columns] if stop - start < batch.num_rows else columns
-            rows = Rows(some, stream.numbers[: len(some)], stream.where, stream.row + start)
+            place = stream.place._replace(before=stream.row + start)
+            rows = Rows(some, stream.numbers[: len(some)], place)
             when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
             try:
                 pieces.append(piece_of(fitted, rows, None if w is None else w[start:stop], when))
@@ -210,9 +211,7 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
     if not good.all():
         i = int(good.argmin())
         expected = "a whole weight from 0 to 2^31 - 1, as sums are exact" if whole else "a finite weight >= 0"
-        raise DataError(
-            f"{stream.where}: column {name!r}, row {stream.row + i + 1}: expected {expected}, got {weight[i]}"
-        )
+        raise DataError(f"{stream.where}: column {name!r}, {stream.place.row(i)}: expected {expected}, got {weight[i]}")
     return weight
 
 
@@ -225,15 +224,15 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _parsed(column, where, stream.row + 1)
+            column = _parsed(column, where, stream.place)
         return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
         what = str(error).removeprefix(f"{WHO}: ")
-        raise DataError(f"{where}, rows from {stream.row + 1} on: {what.splitlines()[0]}") from None
+        raise DataError(f"{where}, {stream.place.row(0)} and below: {what.splitlines()[0]}") from None
 
 
-def _parsed(column: Any, where: str, first: int) -> Any:
-    """Return text as time stamps, or as numbers of seconds. first: the number of its first row, for errors."""
+def _parsed(column: Any, where: str, place: Place) -> Any:
+    """Return text as time stamps, or as numbers of seconds. where, place: for errors."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -256,7 +255,7 @@ def _parsed(column: Any, where: str, first: int) -> Any:
     expected = (
         f"{kinds[kind]}, as above" if n else "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"
     )
-    raise DataError(f"{where}, row {first + n}: expected {expected}, got {column[n].as_py()!r}")
+    raise DataError(f"{where}, {place.row(n)}: expected {expected}, got {column[n].as_py()!r}")
 
 
 def time_column(args: argparse.Namespace, first: Source) -> str | None:

@@ -110,7 +110,7 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
             weight = weights_of(columns.pop(), stream, args.weight, False) if args.weight else None
             name = args.time_column
             times = times_of(batch.column(name), name, stream) if name else None
-            rows = Rows(columns, names, stream.where, stream.row)
+            rows = Rows(columns, names, stream.place)
             try:
                 found = keys.read(WHO, typed({name: batch.column(name) for name in args.by}))
                 groups.move(WHO, batch_of(found, rows, weight, groups.halflife, times), quoted)

@@ -13,7 +13,7 @@ from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import PLAIN, Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.opening import Input
-from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, Source, pyarrow, said
+from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, Place, Source, pyarrow, said
 
 STDIN = "-"
 REMOTE = {"s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}", "gcs": "gcloud storage cat {}"}
@@ -147,6 +147,11 @@ class Stream:
     def where(self) -> str:
         """The name of the source that is being read."""
         return self.here.name
+
+    @property
+    def place(self) -> Place:
+        """Where the last batch is."""
+        return Place(self.here.name, self.row, self.here.below)
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app.errors import DataError
+from bnorm.app.sources import Place
 from bnorm.kernels import cpu
 from bnorm.running import Step
 from bnorm.transformer.tables import InColumns, refuse_infinity_in
@@ -16,12 +17,11 @@ from bnorm.transformer.tables import InColumns, refuse_infinity_in
 class Rows(InColumns):
     """A table of some rows of a file. Steps and sums of rows with infinity are an error that names the place."""
 
-    __slots__ = ("_before", "_found", "_names", "_where")
+    __slots__ = ("_found", "_names", "_place")
 
-    def __init__(self, columns: Sequence[ndarray], names: Sequence[str], where: str, before: int) -> None:
-        """where: the name of the file. before: the number of its rows before these."""
+    def __init__(self, columns: Sequence[ndarray], names: Sequence[str], place: Place) -> None:
         super().__init__(arrow.Columns([list(columns)]))
-        self._names, self._where, self._before = names, where, before
+        self._names, self._place = names, place
         self._found: tuple[ndarray, ndarray] | None = None  # moments and extremes
 
     @property
@@ -57,9 +57,9 @@ class Rows(InColumns):
         for name, column in zip(self._names, self.columns, strict=True):
             found = np.isinf(column) if among is None else np.isinf(column) & among
             if found.any():
-                raise infinite(column, int(found.argmax()), self._where, self._before, name)
+                raise infinite(column, int(found.argmax()), self._place, name)
 
 
-def infinite(x: ndarray, i: int, where: str, before: int, name: str) -> DataError:
-    """The error for value i of a column, which is infinite. before: the rows of the file before the first value."""
-    return DataError(f"{where}: column {name!r}, row {before + i + 1}: expected a finite number, got {x[i]}")
+def infinite(x: ndarray, i: int, place: Place, name: str) -> DataError:
+    """The error for value i of a column, which is infinite."""
+    return DataError(f"{place.where}: column {name!r}, {place.row(i)}: expected a finite number, got {x[i]}")

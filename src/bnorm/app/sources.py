@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from bnorm.app.errors import DataError
 from bnorm.app.opening import Input
@@ -16,6 +16,19 @@ PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
 SUFFIXES = (*CSV, *(csv + packed for csv in CSV for packed in PACKED), *PARQUET, *ARROW)
+
+
+class Place(NamedTuple):
+    """Where the rows of a batch are: the name of their file, how many of its rows come before them, and words for a
+    header, which is not counted."""
+
+    where: str
+    before: int
+    below: str
+
+    def row(self, i: int) -> str:
+        """The i-th row of the batch in words."""
+        return f"row {self.before + i + 1}{self.below}"
 
 
 @cache
@@ -44,7 +57,10 @@ class Source:
     doubts     what users might want to know about the way it is read
     position   rows that have been read, skipped ones included
     fraction   the fraction of the file that has been read, about
+    below      " below the header" if there is one, as errors count the rows after it
     """
+
+    below = ""
 
     def __init__(
         self, given: Input, names: Sequence[str], kinds: Sequence[Any], reasons: dict[str, str] | None = None

@@ -199,5 +199,5 @@ def _mapped(column: Any, apply: Callable[[ndarray, ndarray], None], kind: Any, s
     try:
         apply(x, out)
     except FloatingPointError:
-        raise infinite(x, int(np.isinf(x).argmax()), stream.where, stream.row, name) from None
+        raise infinite(x, int(np.isinf(x).argmax()), stream.place, name) from None
     return arrow.array(out.astype(dtype, copy=False), column)
