@@ -87,7 +87,7 @@ def turn(call: Call, most: int, seconds: float) -> float:
 
 
 def lines(sizes: Sequence[int], seconds: float, learning: int = LEARNING) -> Iterator[list[str]]:
-    looked, sizes = entries.use_habit()["most"], entries.use_sizes(looked=LOOKED)
+    looked, before = entries.use_habit()["most"], entries.use_sizes(looked=LOOKED)
     try:
         for size in sizes:
             for name, step in steps(size * MIB).items():
@@ -102,7 +102,7 @@ def lines(sizes: Sequence[int], seconds: float, learning: int = LEARNING) -> Ite
                 yield line
     finally:
         entries.use_habit(most=looked)
-        entries.use_sizes(**sizes)
+        entries.use_sizes(**before)
 
 
 def main() -> None:
