@@ -211,7 +211,7 @@ def weights_of(column: ndarray, stream: Stream, name: str, whole: bool) -> ndarr
     if not good.all():
         i = int(good.argmin())
         expected = "a whole weight from 0 to 2^31 - 1, as sums are exact" if whole else "a finite weight >= 0"
-        raise DataError(f"{stream.where}: column {name!r}, {stream.place.row(i)}: expected {expected}, got {weight[i]}")
+        raise DataError(f"{stream.place.value(name, i)}: expected {expected}, got {weight[i]}")
     return weight
 
 
@@ -219,20 +219,20 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
     """Return the times of a batch, from a column of time stamps, of text in the form of ISO 8601, or of seconds."""
     import pyarrow as pa
 
-    where = f"{stream.where}: column {name!r}"
+    place = stream.place
     try:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _parsed(column, where, stream.place)
+            column = _parsed(column, name, place)
         return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
         what = str(error).removeprefix(f"{WHO}: ")
-        raise DataError(f"{where}, {stream.place.row(0)} and below: {what.splitlines()[0]}") from None
+        raise DataError(f"{place.value(name, 0)} and below: {what.splitlines()[0]}") from None
 
 
-def _parsed(column: Any, where: str, place: Place) -> Any:
-    """Return text as time stamps, or as numbers of seconds. where, place: for errors."""
+def _parsed(column: Any, name: str, place: Place) -> Any:
+    """Return text as time stamps, or as numbers of seconds. name, place: for errors."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -255,7 +255,7 @@ def _parsed(column: Any, where: str, place: Place) -> Any:
     expected = (
         f"{kinds[kind]}, as above" if n else "a time stamp as in ISO 8601, from 1677 to 2262, or a number of seconds"
     )
-    raise DataError(f"{where}, {place.row(n)}: expected {expected}, got {column[n].as_py()!r}")
+    raise DataError(f"{place.value(name, n)}: expected {expected}, got {column[n].as_py()!r}")
 
 
 def time_column(args: argparse.Namespace, first: Source) -> str | None:

@@ -64,8 +64,7 @@ class Guess:
         optional = self._ways_out and name in self._looked_at
         way = f": {option('--text', name)} writes the column as text" if optional else ""
         raise DataError(
-            f"{stream.where}: column {name!r}, {stream.place.row(i)}: expected {kind}, as in the first rows, got "
-            f"{column[i].as_py()!r}{way}"
+            f"{stream.place.value(name, i)}: expected {kind}, as in the first rows, got {column[i].as_py()!r}{way}"
         )
 
 

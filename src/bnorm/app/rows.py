@@ -62,4 +62,4 @@ class Rows(InColumns):
 
 def infinite(x: ndarray, i: int, place: Place, name: str) -> DataError:
     """The error for value i of a column, which is infinite."""
-    return DataError(f"{place.where}: column {name!r}, {place.row(i)}: expected a finite number, got {x[i]}")
+    return DataError(f"{place.value(name, i)}: expected a finite number, got {x[i]}")

@@ -30,6 +30,10 @@ class Place(NamedTuple):
         """The i-th row of the batch in words."""
         return f"row {self.before + i + 1}{self.below}"
 
+    def value(self, name: str, i: int) -> str:
+        """Where the i-th value of a column is, with its file."""
+        return f"{self.where}: column {name!r}, {self.row(i)}"
+
 
 @cache
 def pyarrow() -> Any:
