@@ -1,5 +1,7 @@
 """The programs beside the benchmark suite: traffic, limits and bounds, how cost grows, and their pages."""
 
+import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -213,8 +215,19 @@ def test_a_busy_machine_is_measured():
 def test_calls_that_look_are_measured():
     habit = entries.use_habit()
     found = list(nearby.lines([1], 1e-4, 1))
-    assert len(found) == 6 and all(float(number) > 0 for line in found for number in line[2:])
+    assert len(found) == 8 and all(float(number) > 0 for line in found for number in line[2:])
     assert entries.use_habit()["most"] == habit["most"]
+
+
+def test_other_sizes_are_measured(monkeypatch, capsys):
+    """--instead: the built-in sizes are in use again in the end."""
+    monkeypatch.setattr(nearby, "LEARNING", 1)
+    monkeypatch.setattr(sys, "argv", "nearby --sizes 1 --seconds 1e-4 --threads 1 --instead far=1 stream=2".split())
+    before = entries.use_sizes()
+    nearby.main()
+    assert len(capsys.readouterr().out.splitlines()) == 10 and entries.use_sizes() == before
+    with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=BYTES with one of stream"):
+        nearby.size_in("streams=1")
 
 
 def test_times_and_windows_are_measured(capsys):

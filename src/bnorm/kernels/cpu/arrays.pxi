@@ -159,9 +159,12 @@ cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:
     """Set the output of a map, and dy. The output bypasses the caches if it is too large for them."""
-    cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream if dy is None else sizes.stream_two
+    cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream
+    cdef bint alone = threads_of(job) == 1
     cdef int caches
-    if dy is None and size >= sizes.stream_one and (reduces or threads_of(job) == 1):
+    if dy is not None or (alone and reduces):
+        least = sizes.stream_two
+    elif alone or reduces:
         least = sizes.stream_one
     job.y = cnp.PyArray_DATA(y)
     pair(job, dy)

@@ -32,8 +32,8 @@ cdef enum:
 # From how many bytes an array is large, for each purpose. benchmarks/NOTES.md has the measurements.
 ctypedef struct Sizes:
     Py_ssize_t stream      # an output that bypasses the caches
-    Py_ssize_t stream_one  # stream, if there is one thread, or if x is read twice and may be in a cache in between
-    Py_ssize_t stream_two  # stream, if x and dy are read, and for rows
+    Py_ssize_t stream_one  # stream, if one thread reads x, or if several read it twice
+    Py_ssize_t stream_two  # stream, if x and dy are read, if one thread reads x twice, and for rows
     Py_ssize_t far         # an input of channels that is assumed to be in memory, and is prefetched
     Py_ssize_t far_maps    # far, for rows, and for maps of channels that the processor prefetches by itself
     Py_ssize_t far_two     # far, if x and dy are read
@@ -47,18 +47,21 @@ ctypedef struct Sizes:
 
 cdef bint foresees = bn_foresees()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
-# Where the third-level cache is much faster than memory: measured on an AMD EPYC.
+# Where the third-level cache is much faster than memory: measured on an AMD EPYC of Zen 5.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20, looked=never, beside=1 if bn_is_zen_5() else never,
-                              early=1 if foresees and not bn_is_zen_5() else never,
-                              paired=1 if bn_is_zen_5() else never)
+                              early=never, paired=1 if bn_is_zen_5() else never)
+# On AMD's processors before it, where neighbors use most of that cache.
+cdef Sizes zen_4 = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=9 << 19,
+                         far=4 << 20, far_maps=3 << 20, far_two=4 << 20, far_alone=4 << 20,
+                         far_rows=3 << 19, looked=never, beside=never, early=1, paired=never)
 # Where it is not: twice the size of the second-level cache, as what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
                              far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never)
 cdef bint far_third_level = bn_far_third_level()
-cdef Sizes sizes = far_level if far_third_level else near_level
+cdef Sizes sizes = far_level if far_third_level else zen_4 if foresees and not bn_is_zen_5() else near_level
 
 
 def use_sizes(**changed):

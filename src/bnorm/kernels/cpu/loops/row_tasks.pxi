@@ -116,10 +116,13 @@ cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
-    """Return how many bytes ahead a task of `groups` groups fetches while sums are computed: the fewest outer positions
-    that give it BN_AHEAD bytes, and at least a stripe, which is read a few columns at a time."""
+    """Return how many bytes ahead a task of `groups` groups fetches while sums are computed: the fewest rows that give it
+    BN_AHEAD bytes, and at least a stripe, which is read a few columns at a time. If few of its rows follow one another,
+    these are the fewest outer positions."""
     cdef Py_ssize_t row = job.channels * job.inner * <Py_ssize_t>sizeof(real), step = groups * row
     cdef Py_ssize_t least = max(<Py_ssize_t>BN_AHEAD, row * (BN_STRIPE if job.scale != NULL and job.dy != NULL else 1))
+    if job.cuts == 1 or step >= 4 * least:
+        return (least + row - 1) // row * row
     return (least + step - 1) // step * job.groups * row
 
 
