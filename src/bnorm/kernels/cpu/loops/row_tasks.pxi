@@ -96,10 +96,13 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
     """Whether rows are fetched while the sums of the rows before them are computed, and not while results are sent.
 
     A forward does so if its results are gathered or go through the caches, and on `early` processors. A backward does
-    so except for runs that are too long to be fetched at once, and for short rows on `beside` processors.
+    so except for runs that are too long to be fetched at once, and for short rows on `beside` processors. On `early`
+    ones a row may be longer, if a stripe of such rows and the next one fit the second-level cache.
     """
-    cdef Py_ssize_t size = job.channels * job.inner
-    if job.weight != NULL or job.residual != NULL or not 0 < size <= longest(x):
+    cdef Py_ssize_t size = job.channels * job.inner, most = longest(x)
+    if job.early and job.dy != NULL and job.scale != NULL and job.cuts == 1:
+        most *= 4
+    if job.weight != NULL or job.residual != NULL or not 0 < size <= most:
         return False
     if job.dy == NULL:
         return job.early or not direct
