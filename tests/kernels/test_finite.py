@@ -9,6 +9,7 @@ from backends import ACTIVATIONS
 from bnorm import get_num_threads, set_num_threads
 from bnorm.kernels import cpu, reference
 from bnorm.kernels.activation import RELU
+from bnorm.kernels.cpu import entries
 from cases import DTYPES
 from drawing import every_pair
 from kernel_checks import BLOCKS, every_dtype, problem, stats_of
@@ -100,6 +101,22 @@ def test_every_task_and_every_thread_looks(shape, dtype):
             assert cpu.normalize(x, stats, out=y, finite=True).tobytes() == want.tobytes()
     finally:
         set_num_threads(threads)
+
+
+@every_dtype
+@pytest.mark.parametrize("shape", [(50, 7), (40, 300), (3, 2, 1030)], ids=str)
+def test_it_is_found_before_it_is_overwritten_past_the_caches(shape, dtype):
+    """ReLU turns it into 0."""
+    x, stats = np.random.default_rng(5).standard_normal(shape).astype(dtype), statistics(shape[1])
+    before = entries.use_sizes(stream=0, stream_one=0)
+    try:
+        for i in range(0, x.size, 11):
+            holds = x.copy()
+            holds.flat[i] = -np.inf
+            with found:
+                cpu.normalize(holds, stats, RELU, out=holds, finite=True)
+    finally:
+        entries.use_sizes(**before)
 
 
 @every_dtype

@@ -14,7 +14,7 @@
 
 #define BN_COLUMN_V(i, p) ((x[i] - h[p]) * scale[p] + shift[p])
 #define BN_COLUMN(i, p) OF(bn_act)(act, BN_COLUMN_V(i, p))
-#define BN_CHECKED(i, p) (found[j_] |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
+#define BN_CHECKED(i, p) (any |= OF(bn_infinite)(x[i]), BN_COLUMN(i, p))
 #define BN_COLUMN_TILT(i, p) (b[p] * (x[i] - h[p]) + c[p])
 #define BN_COLUMN_GRADIENT(i, p)                                                                                      \
     (a[p] * (OF(bn_act_pull)(act, BN_COLUMN_V(i, p), dy[i]) - BN_COLUMN_TILT(i, p)))
@@ -68,30 +68,19 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
                                      ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
-    enum { SOME = BN_LINE / sizeof(real) };
     const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
     const real *shift = (const real *)of->shift + from;
-    integer found[SOME] = {0}, any = 0;
-    if (!infinite && edge)
+    integer any = 0;
+    if (edge) {
+        if (infinite && x == y)
+            any = OF(bn_any_infinite)(x, n);
         BN_SEND_VALUES(1, n, y, edge, BN_COLUMN);
-    else if (!infinite)
+        if (infinite && x != y)
+            any = OF(bn_any_infinite)(x, n);
+    } else if (!infinite)
         BN_LINES_OF(y, BN_COLUMN)
-    else if (edge)
-        BN_SEND_VALUES(1, n, y, edge, BN_CHECKED);
-    else {
-        const ptrdiff_t even = n - n % SOME;
-        for (; lines--; x += step, y += step) {
-            for (ptrdiff_t i = 0; i < even; i += SOME) {
-                real some[SOME];
-                BN_VALUES(some, i, i, BN_CHECKED)
-                memcpy(y + i, some, sizeof some);
-            }
-            for (ptrdiff_t i = even, j_ = 0; i < n; i++)
-                y[i] = BN_CHECKED(i, i);
-        }
-    }
-    for (int j = 0; j < SOME; j++)
-        any |= found[j];
+    else
+        BN_LINES_OF(y, BN_CHECKED)
     if (any)
         bn_set(infinite);
 }
