@@ -1,7 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
-# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, kept, plan, rounded_up, sizes, threads_of,
-# unaided (plan).
+# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, kept, plan, rounded_up, sizes,
+# threads_of, unaided (plan).
 # Gives MOST_AXES, data, expect_vectors, expect_weights, folded, in_float64, is_wide, itemsize, kind_of_weights,
 # matrix, narrow_of, pair, partial_size, read_activation, result, seen_as, target, to_type, vector, vector_size, view,
 # weigh.
@@ -116,7 +116,7 @@ cdef void seen_as(
     job.narrow = narrow_of(x)
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
-    job.far = cnp.PyArray_NBYTES(x) >= sizes.far
+    job.far = is_far(job, cnp.PyArray_NBYTES(x), sizes.far)
 
 
 cdef inline int expect_weights(cnp.ndarray weight, Py_ssize_t positions) except -1:
@@ -152,9 +152,11 @@ cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
 
 cdef inline void pair(Job* job, cnp.ndarray dy) noexcept:
     """Set dy, which is read together with x. It may be None."""
+    cdef Py_ssize_t least
     job.dy = data(dy)
     if dy is not None:
-        job.far = job.far or cnp.PyArray_NBYTES(dy) >= (sizes.far_alone if threads_of(job) == 1 else sizes.far_two)
+        least = sizes.far_alone if threads_of(job) == 1 else sizes.far_two
+        job.far = job.far or is_far(job, cnp.PyArray_NBYTES(dy), least)
 
 
 cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduces=False) noexcept:

@@ -3,8 +3,8 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run, run_map,
-# scattered, share_weights, sizes, threads_of, unaided, weighed.
+# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run,
+# run_map, scattered, share_weights, sizes, threads_of, unaided, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -26,6 +26,7 @@ cdef enum:
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
     SPREAD = 1 << 26        # larger inputs of images are fetched ahead wherever they are
+    LONG_RUN = 1 << 13      # values of a run that AMD's processors before Zen 5 read faster if nothing is fetched ahead
     UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
 
@@ -46,6 +47,7 @@ ctypedef struct Sizes:
 
 
 cdef bint foresees = bn_foresees()
+cdef bint before_zen_5 = foresees and not bn_is_zen_5()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third-level cache is much faster than memory: measured on an AMD EPYC of Zen 5.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
@@ -61,7 +63,7 @@ cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 <<
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
                              far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never)
 cdef bint far_third_level = bn_far_third_level()
-cdef Sizes sizes = far_level if far_third_level else zen_4 if foresees and not bn_is_zen_5() else near_level
+cdef Sizes sizes = far_level if far_third_level else zen_4 if before_zen_5 else near_level
 
 
 def use_sizes(**changed):
@@ -105,6 +107,12 @@ cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
     the input must be larger, as more of it stays in the caches.
     """
     return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far_maps)
+
+
+cdef inline bint is_far(const Job* job, Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
+    """Whether an input of n_bytes is fetched ahead: if it has at least `least`, unless the processor follows its long
+    runs better by itself."""
+    return n_bytes >= least and not (before_zen_5 and job.inner >= LONG_RUN)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:
