@@ -119,9 +119,9 @@ cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
-    """Return how many bytes ahead a task of `groups` groups fetches while sums are computed: the fewest rows that give it
-    BN_AHEAD bytes, and at least a stripe, which is read a few columns at a time. If few of its rows follow one another,
-    these are the fewest outer positions."""
+    """Return how many bytes ahead a task of `groups` groups fetches while sums are computed: the fewest rows that are
+    BN_AHEAD bytes, and at least a stripe, which is read a few columns at a time; or the fewest outer positions, if few
+    rows of the task follow one another."""
     cdef Py_ssize_t row = job.channels * job.inner * <Py_ssize_t>sizeof(real), step = groups * row
     cdef Py_ssize_t least = max(<Py_ssize_t>BN_AHEAD, row * (BN_STRIPE if job.scale != NULL and job.dy != NULL else 1))
     if job.cuts == 1 or step >= 4 * least:
