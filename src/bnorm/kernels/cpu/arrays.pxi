@@ -132,9 +132,11 @@ cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
 
 
 cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
-    """Give the job the weights of its positions, or None."""
+    """Give the job the weights of its positions, or None. With weights, also long runs are fetched ahead."""
     job.weight = data(weight)
     job.weighs = kind_of_weights(weight)
+    if weight is not None:
+        job.far = job.far or job.outer * job.channels * job.inner * itemsize(job) >= sizes.far
 
 
 cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:

@@ -11,6 +11,8 @@ cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna)
     if weight is not None:
         job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
         share_weights(job, job.channels)
+    elif not job.wide:      # float32 is summed in float64, which takes longer
+        job.far = cnp.PyArray_NBYTES(x) >= sizes.far
     job.skipna = skipna
     job.exact = True
     return 0

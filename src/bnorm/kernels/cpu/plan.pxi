@@ -49,12 +49,12 @@ ctypedef struct Sizes:
 cdef bint foresees = bn_foresees()
 cdef bint before_zen_5 = foresees and not bn_is_zen_5()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
-# Where the third-level cache is much faster than memory: measured on an AMD EPYC of Zen 5.
+# Where the third-level cache is much faster than memory: measured on AMD's EPYCs, and used from Zen 5 on.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20, looked=never, beside=1 if bn_is_zen_5() else never,
                               early=never, paired=1 if bn_is_zen_5() else never)
-# On AMD's processors before it, where neighbors use most of that cache.
+# On AMD's processors before Zen 5, where neighbors use most of that cache.
 cdef Sizes zen_4 = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=9 << 19,
                          far=4 << 20, far_maps=3 << 20, far_two=4 << 20, far_alone=4 << 20,
                          far_rows=3 << 19, looked=never, beside=never, early=1, paired=never)
@@ -111,8 +111,8 @@ cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
 
 cdef inline bint is_far(const Job* job, Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
     """Whether an input of n_bytes is fetched ahead: if it has at least `least`, unless the processor follows its long
-    runs better by itself."""
-    return n_bytes >= least and not (before_zen_5 and job.inner >= LONG_RUN)
+    runs better by itself. That is so if little is computed: not for narrow types, nor with weights (`weigh`)."""
+    return n_bytes >= least and not (before_zen_5 and job.inner >= LONG_RUN and job.narrow == BN_REAL)
 
 
 cdef Py_ssize_t parts(Py_ssize_t whole, Py_ssize_t part) noexcept nogil:

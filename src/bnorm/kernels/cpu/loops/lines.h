@@ -64,7 +64,7 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 
 /* Computes lines of y, each of n values from column `from` on and `step` values behind the one before. One line is sent
  * if there is an `edge`. infinite: NULL, or set if a value of x is infinite. That is checked in the loop that reads x
- * anyway, with SOME separate flags, so that it vectorizes. */
+ * anyway; of a line that is sent afterwards, when it is in the first-level cache, unless y overwrites x. */
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
                                      ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
