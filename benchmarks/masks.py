@@ -1,4 +1,4 @@
-"""What weights cost: `moments` with a mask, weights and rows that fade, in times of plain `moments`.
+"""What weights cost: `moments` with a mask, with weights and of rows that fade, in times of plain `moments`.
 
     python -m benchmarks.masks [--match TEXT] [--seconds S]
 
@@ -20,10 +20,13 @@ from .store import count
 from .text import aligned
 from .timing import quickest
 
-SHAPES = [(4_000_000, 5), (4_000_000, 3), (1_000_000, 32), (100_000, 64), (32, 64, 112, 112), (32, 64)]
+SHAPES = [
+    *[(4_000_000, 5), (4_000_000, 3), (1_000_000, 20), (1_000_000, 32), (100_000, 64), (32, 64)],
+    *[(32, 64, 112, 112), (32, 256, 14, 14)],
+]
 DTYPES = ["float32", "float64"]
 GOAL = 1.5
-KINDS = ["mask", "uint8", "weights", "half-life"]
+KINDS = ["mask", "uint8", "float32", "float64", "half-life"]
 
 
 def calls(x: ndarray) -> dict[str, Callable[[], object]]:
@@ -35,7 +38,8 @@ def calls(x: ndarray) -> dict[str, Callable[[], object]]:
         "plain": partial(F.moments, x),
         "mask": partial(F.moments, x, weight=weight < 0.7),
         "uint8": partial(F.moments, x, weight=(weight * 5).astype(np.uint8)),
-        "weights": partial(F.moments, x, weight=weight),
+        "float32": partial(F.moments, x, weight=weight.astype(np.float32)),
+        "float64": partial(F.moments, x, weight=weight),
     }
     if x.ndim == 2:
         t = bnorm.BatchNormTransformer(halflife=len(x) / 4)

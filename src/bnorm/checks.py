@@ -298,7 +298,7 @@ def activation(who: str, name: object, negative_slope: object) -> Activation:
 
 def weights(who: str, weight: object, layout: view.Layout, kind: type, keep: bool = True) -> tuple[ndarray, float]:
     """Return weights in the form that the kernels take, and the number of weights above 0; any number above 1 means
-    several. Masks, of bool or uint8, keep their type.
+    several. On the CPU float32 and masks, of bool or uint8, keep their type.
 
     On a device this synchronizes once. With `keep` the weights are a copy if they would share the caller's memory: a
     backward needs the weights of its forward, and a mask is often reused.
@@ -332,7 +332,7 @@ def check_weights(who: str, w: ndarray, times: int = 1) -> float:
     if not w.size:
         return 0.0
     with np.errstate(over="ignore"):
-        some = w.min(), w.max(), w.sum(), np.count_nonzero(w)
+        some = w.min(), w.max(), w.sum(dtype=np.float64), np.count_nonzero(w)
     lowest, highest, total, positive = BACKENDS[type(w)].numbers(*some)
     if not (lowest >= 0 and highest < math.inf):
         raise ValueError(f"{who}: weight: expected finite values >= 0, got values from {lowest} to {highest}")

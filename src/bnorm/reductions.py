@@ -158,9 +158,7 @@ def _of_frame(of_block: Any, frame: Any, weight: Any) -> Moments:
 
 
 def _in_blocks(x: Any, axes: Shape, weight: Any, skipna: bool, in_integers: bool, minmax: bool) -> Moments:
-    dtype = np.int64 if in_integers else np.float64
-    if weight is not None and not in_integers and view.is_mask(weight):
-        dtype = weight.dtype
+    dtype = np.dtype(np.int64) if in_integers else view.weights_dtype(weight)
     shape, places, order = view.kept(x, axes, weight, dtype, cached=minmax)
     found = []
     for blocks in places:
@@ -196,6 +194,6 @@ def _weights(who: str, weight: Any, x: Any, axes: Shape, in_integers: bool) -> A
         elif w.ndim != len(full) or any(n not in (1, all_) for n, all_ in zip(w.shape, full, strict=True)):
             also = f" or {full[:1]}" if len(full) > 1 else ""
             raise ValueError(f"{who}: weight: expected shape {full}{also} for x of shape {x.shape}, got {w.shape}")
-    if not in_integers and not view.is_mask(w):
+    if not in_integers and w.dtype.char not in "?B":  # bytes are finite and not negative
         checks.check_weights(who, w, prod(full) // max(w.size, 1))
     return w

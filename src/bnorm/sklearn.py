@@ -185,7 +185,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         weight = None if sample_weight is None else check_sample_weight(sample_weight, x, dtype=kind)
         table = x if issparse(x) else _table(x)
         if weight is not None and table is not None:
-            weight = _table(weight).astype(np.float64)
+            weight = _table(weight)
+            weight = view.dense(weight, np.float64 if issparse(x) else view.weights_dtype(weight))
         by_rows = weight if issparse(x) or self.with_mean or self.with_std else None  # None: rows are only counted
         if table is None or not (anew or self._readable()) or (weight is not None and (weight < 0).any()):
             return self._learn_by_sklearn(X, y, sample_weight, anew)

@@ -178,12 +178,12 @@ def test_one_weight_per_sample(case):
     assert_same(view.weights(w, layout), view.weights(spread, layout), case=case.name)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "float16", "float32", ">f8"])
-def test_weights_become_float64_unless_they_are_masks(dtype):
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "float16", "float32", ">f4", ">f8"])
+def test_weights_become_float64_unless_kernels_read_them_as_they_are(dtype):
     x = numbered(4, 3, 5)
     w = (numbered(4, 5) % 3 > 0).astype(dtype)
     ordered = view.weights(w, view.channels(x, 1)[1])
-    assert ordered.dtype == (dtype if dtype in ("bool", "uint8") else np.float64)
+    assert ordered.dtype == (dtype if dtype in ("bool", "uint8", "float32") else np.float64)
     assert ordered.flags.c_contiguous and np.may_share_memory(ordered, w) == (ordered.dtype == w.dtype)
     assert_same(ordered.astype("float64"), w.astype("float64"), dtype=dtype)
 

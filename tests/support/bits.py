@@ -22,6 +22,7 @@ from rules import forward, rule
 # threads share them.
 CHANNELS = {
     (45001, 3): "few channels: rows are widened, several pieces, columns left over",
+    (9001, 20): "few channels, whose weights are spread over rows of eight positions",
     (2100, 70): "several pieces, 64 columns and 6",
     (260, 601): "few rows: each thread has columns of its own, and maps whole rows",
     (40, 4096): "wide: one piece, groups that go through both passes at once",
@@ -89,6 +90,8 @@ def the_rest(shape, dtype):
     yield "backward, weighted, leaky", cpu.backward(dy, x, found, count, w, leaky(0.2))
     yield "moments", (cpu.moments(x),)
     yield "moments, weighted, skipna", (cpu.moments(holes, w, True),)
+    for kind in ("f4", "?", "u1"):
+        yield f"moments, weighted, {kind}", (cpu.moments(x, w.astype(kind)),)
     yield "moments, skipna", (cpu.moments(holes, skipna=True),)
     yield "silu", cpu.forward(x, gamma, beta, EPS, act=SILU)
     yield "backward, weighted, silu", cpu.backward(dy, x, found, count, w, SILU)

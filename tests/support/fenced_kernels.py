@@ -54,7 +54,8 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
     extreme.extremes(x)
     extreme.extremes(x, weight, True)
     entries.keep_weights(weight, True)
-    entries.moments(x, *entries.keep_weights(weight.astype("u1"), True)[:1])
+    for dtype in ("u1", "f4"):
+        entries.moments(x, *entries.keep_weights(weight.astype(dtype), True)[:1])
     columns = [values(rng, x.size, kind) for _ in range(2)]
     entries.column_moments(columns)
     entries.column_moments(columns, rng.integers(0, 3, x.size).astype(float), True)

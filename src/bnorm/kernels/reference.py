@@ -3,7 +3,7 @@
 The library never calls it, not even as a fallback.
 
     x, dy, y, dx        (outer, C, inner), or (outer, C) for (outer, C, 1); rows_*: (N, G, K, L)
-    weight              None or float64 (outer, inner), finite, not negative; on the CPU bool or uint8 too
+    weight              None or float64 (outer, inner), finite, not negative; on the CPU float32, bool or uint8 too
     act                 the activation of y; activation.py
     out                 None or an array like x to write to, possibly x or dy
     rule                a row is divided by the root of its VARIANCE or its MEAN_SQUARE

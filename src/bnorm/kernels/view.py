@@ -136,16 +136,16 @@ def ordered(a: Array, order: Shape | None) -> Array:
 
 
 def weights(w: Array, layout: Layout) -> Array:
-    """Return weights as (outer, inner) or (N, L), for a layout of `channels` or `groups`: float64, or a mask.
+    """Return weights as (outer, inner) or (N, L), for a layout of `channels` or `groups`, as kernels take them.
 
     w has the shape of x without its channel axis, or (N,): one weight for each index of the first of those axes.
     """
-    return _of_positions("weight", w, layout, w.dtype if is_mask(w) else np.float64)
+    return _of_positions("weight", w, layout, weights_dtype(w))
 
 
-def is_mask(w: Array) -> bool:
-    """Whether weights are bytes, which the kernels of the CPU read as they are."""
-    return isinstance(w, ndarray) and w.dtype.char in "?B"
+def weights_dtype(w: Array) -> np.dtype[Any]:
+    """Return the type in which the kernels take weights: float64, on the CPU also the type of float32 and masks."""
+    return w.dtype if isinstance(w, ndarray) and w.dtype.char in "f?B" and w.dtype.isnative else np.dtype(np.float64)
 
 
 def codes(groups: Array, layout: Layout) -> Array:

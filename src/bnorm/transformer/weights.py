@@ -29,10 +29,10 @@ def sample_weights(sample_weight: Any, kind: type, x: Any, some: bool) -> Any:
 
 def _plainly_good(given: Any, n: int) -> bool:
     """Whether weights are clearly valid for n rows: scikit-learn's check of a million weights takes a millisecond."""
-    if type(given) is not ndarray or given.dtype != np.float64 or given.shape != (n,) or not n:
+    if type(given) is not ndarray or given.dtype not in (np.float64, np.float32) or given.shape != (n,) or not n:
         return False
     with np.errstate(over="ignore"):
-        return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum() < np.inf)
+        return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum(dtype=np.float64) < np.inf)
 
 
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:

@@ -130,9 +130,30 @@ FAULTS = {
         (
             "the last weights of a block are not added up",
             "kernels/cpu/loops/channel_weighted.pxi",
-            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, size, &f.negative)\n",
-            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, min(size, <Py_ssize_t>FOLD), &f.negative)\n",
+            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(weights_from(b.w, b.weighs, f.done), b.weighs, size, &f.negative)\n",
+            "        size = FOLD if f.done // FOLD < last else n - f.done\n        f.sums[f.done // FOLD] = weight_of(weights_from(b.w, b.weighs, f.done), b.weighs, min(size, <Py_ssize_t>FOLD), &f.negative)\n",
             "tests/kernels/test_weighted.py",
+        ),
+        (
+            "NaN under weight zero enters the sums of a plane",
+            "kernels/cpu/loops/weights.h",
+            "    const bn_doubles d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight), p = weight * d;\n",
+            "    const bn_doubles d = OF(bn_take_some)(x + i, left) - m, p = weight * d;\n",
+            "tests/kernels/test_weighted.py tests/functional/test_masks.py",
+        ),
+        (
+            "the last weights of a plane are not read",
+            "kernels/cpu/loops/weights.h",
+            "        if (i < n)\n",
+            "        if (i + 4 < n)\n",
+            "tests/kernels/test_weighted.py tests/functional/test_masks.py",
+        ),
+        (
+            "a row that has no second one to be joined to is lost",
+            "kernels/cpu/loops/channel_weights.pxi",
+            "        wide.extra += wide.rows % 2 * wide.stride\n",
+            "",
+            "tests/kernels/test_weighted.py tests/functional/test_masks.py",
         ),
         (
             "NaN under weight zero enters",

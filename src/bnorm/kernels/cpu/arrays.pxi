@@ -1,10 +1,9 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
 # Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, kept, plan, rounded_up, sizes,
-# threads_of, unaided (plan).
-# Gives MOST_AXES, data, expect_vectors, expect_weights, folded, in_float64, is_wide, itemsize, kind_of_weights,
-# matrix, narrow_of, pair, partial_size, read_activation, result, seen_as, target, to_type, vector, vector_size, view,
-# weigh.
+# threads_of, unaided (plan), expect_weights (weights).
+# Gives MOST_AXES, data, expect_vectors, folded, in_float64, is_wide, itemsize, matrix, narrow_of, pair, partial_size,
+# read_activation, result, seen_as, target, to_type, vector, vector_size, view.
 
 cdef enum:
     MOST_AXES = 64      # the most axes that NumPy allows
@@ -117,26 +116,6 @@ cdef void seen_as(
     job.x = cnp.PyArray_DATA(x)
     plan(job, itemsize(job), reduces)
     job.far = is_far(job, cnp.PyArray_NBYTES(x), sizes.far)
-
-
-cdef inline int expect_weights(cnp.ndarray weight, Py_ssize_t positions) except -1:
-    """Check weights, which may be None: one for each position, of float64, bool or uint8."""
-    cdef int kind = cnp.NPY_DOUBLE
-    if weight is not None and cnp.PyArray_TYPE(weight) in (cnp.NPY_BOOL, cnp.NPY_UINT8):
-        kind = cnp.PyArray_TYPE(weight)
-    return expect("weight", weight, kind, positions)
-
-
-cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
-    return BN_REAL if weight is None else narrow_of(weight)
-
-
-cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
-    """Give the job the weights of its positions, or None. With weights, also long runs are fetched ahead."""
-    job.weight = data(weight)
-    job.weighs = kind_of_weights(weight)
-    if weight is not None:
-        job.far = job.far or job.outer * job.channels * job.inner * itemsize(job) >= sizes.far
 
 
 cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray stats) except -1:

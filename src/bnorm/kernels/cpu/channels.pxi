@@ -1,9 +1,9 @@
 # Batch normalization: its pieces, and both passes of each direction in one call.
 #
-# Uses data, expect_vectors, expect_weights, folded, itemsize, matrix, pair, partial_size, read_activation, result,
-# target, to_type, vector, vector_size, view, weigh (arrays), channels_of, expect, expect_like, need (guards), FUSE,
-# fits, is_brief, near, rounded_up, run, run_map, scattered, share_weights (plan), Target, assume, fields,
-# move_by_stats, refuse, take (statistics), unit_of (weights).
+# Uses data, expect_vectors, folded, itemsize, matrix, pair, partial_size, read_activation, result, target, to_type,
+# vector, vector_size, view (arrays), channels_of, expect, expect_like, need (guards), FUSE, fits, is_brief, near,
+# rounded_up, run, run_map, scattered, share_weights (plan), Target, assume, fields, move_by_stats, refuse, take
+# (statistics), expect_weights, unit_of, weigh (weights).
 # Gives entries only.
 
 
@@ -260,7 +260,7 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
         with nogil:
             statistics_first(&job)
     if weight is not None:
-        job.count = job.partial[0] if C > 0 else weight.sum()   # the same for all channels
+        job.count = job.partial[0] if C > 0 else weight.sum(dtype="f8")     # of all channels
     if raises:
         assume(&target_, job.count)
         refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)

@@ -61,7 +61,7 @@ ctypedef struct Job:
     const void* dy
     void* y                 # of the type of x; float64 if x has integers
     const void* weight      # [outer][inner] or NULL
-    int weighs              # the type of weights: BN_REAL for float64, BN_BOOL or BN_UINT8 for the bytes of a mask
+    int weighs              # the type of weights: BN_REAL for float64, BN_FLOAT32, or BN_BOOL or BN_UINT8 for a mask
     int unsound             # a weight is negative or not finite: any task of moments may set it
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna
@@ -145,7 +145,7 @@ ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
 ctypedef Py_ssize_t (*average_t)(
     void*, void*, bint, const double*, Py_ssize_t, Py_ssize_t, double, double, double
 ) noexcept nogil
-ctypedef double (*weight_t)(const double*, Py_ssize_t, int*) noexcept nogil
+ctypedef double (*weight_t)(const void*, int, Py_ssize_t, int*) noexcept nogil
 
 # One build of the loops.
 ctypedef struct Loops:
@@ -161,6 +161,6 @@ ctypedef struct Loops:
     span_t fold_backward    # coefficients -> a, b, c
     row_task_t rows         # forward, or backward when dy is there
     row_task_t columns      # gamma and beta -> scale and shift, each of the given number of bytes
-    weight_t weight         # sums n weights; sets the flag if one is negative
+    weight_t weight         # sums n weights of a type that is no mask; sets the flag if one is negative
     read_t[2] read          # (type, values, first, n, to): converts narrow values to float32 [0] or float64 [1]
     write_t write           # (type, values, n, to): converts float32 to narrow values

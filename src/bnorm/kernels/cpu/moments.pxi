@@ -1,7 +1,7 @@
 # Moments: of the channels of an array, or of separate vectors, optionally with their extremes.
 #
-# Uses data, expect_weights, matrix, partial_size, seen_as, view, weigh (arrays), expect_block (guards), run,
-# share_weights, sizes (plan).
+# Uses data, matrix, partial_size, seen_as, view (arrays), expect_block (guards), is_far, run, share_weights, sizes
+# (plan), expect_weights, weigh (weights).
 # Gives entries only.
 
 cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna) except -1:
@@ -9,7 +9,7 @@ cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna)
     expect_weights(weight, job.outer * job.inner)
     weigh(job, weight)
     if weight is not None:
-        job.far = job.far or cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight) >= sizes.far
+        job.far = job.far or is_far(job, cnp.PyArray_NBYTES(x) + cnp.PyArray_NBYTES(weight), sizes.far)
         share_weights(job, job.channels)
     elif not job.wide:      # float32 is summed in float64, which takes longer
         job.far = cnp.PyArray_NBYTES(x) >= sizes.far

@@ -1,8 +1,8 @@
 # Running statistics: a batch updates them and is then normalized by them, in one call.
 #
-# Uses MOST_AXES, data, folded, partial_size, read_activation, result, seen_as, target, vector_size, weigh (arrays),
-# expect, expect_block, need (guards), rounded_up, run, run_map (plan), Target, counted, move_channel, put, refuse,
-# statistics_of, take, written (statistics).
+# Uses MOST_AXES, data, folded, partial_size, read_activation, result, seen_as, target, vector_size (arrays), expect,
+# expect_block, need (guards), rounded_up, run, run_map (plan), Target, counted, move_channel, put, refuse,
+# statistics_of, take, written (statistics), weigh (weights).
 # Gives entries only.
 
 ctypedef fused single_or_double:

@@ -1,8 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
-# Uses data, expect_weights, in_float64, is_wide, kind_of_weights, narrow_of, read_activation, result, vector
-# (arrays), expect, expect_block, expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up,
-# sizes, weighed (plan).
+# Uses data, in_float64, is_wide, narrow_of, read_activation, result, vector (arrays), expect, expect_block,
+# expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up, sizes, weighed (plan),
+# expect_weights, kind_of_weights (weights).
 # Gives entries only.
 
 cdef enum:

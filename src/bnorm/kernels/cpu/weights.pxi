@@ -1,18 +1,42 @@
-# What is found of all weights at once: their sum, whether they can be used, and the size of the largest.
+# Weights of positions: the types that they may have, and what is found of all at once: their sum, whether they can be
+# used, and the size of the largest.
 #
-# Uses data, expect_weights (arrays), bypasses, parts, sizes (plan).
-# Gives unit_of.
+# Uses data, itemsize, narrow_of (arrays), expect (guards), bypasses, parts, sizes (plan).
+# Gives expect_weights, kind_of_weights, unit_of, weigh.
 
 cdef enum:
     PART = 2048     # weights that are summed and then copied, while they are in the first-level cache
 
 
-cdef struct Keep:       # weights that are summed, if they are float64, and copied, unless `copy` is NULL
+cdef inline int expect_weights(cnp.ndarray weight, Py_ssize_t positions) except -1:
+    """Check weights, which may be None: one for each position, of float64, float32, bool or uint8."""
+    cdef int kind = cnp.NPY_DOUBLE
+    if weight is not None and cnp.PyArray_TYPE(weight) in (cnp.NPY_FLOAT, cnp.NPY_BOOL, cnp.NPY_UINT8):
+        kind = cnp.PyArray_TYPE(weight)
+    return expect("weight", weight, kind, positions)
+
+
+cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
+    if weight is None or cnp.PyArray_TYPE(weight) == cnp.NPY_DOUBLE:
+        return BN_REAL
+    return BN_FLOAT32 if cnp.PyArray_TYPE(weight) == cnp.NPY_FLOAT else narrow_of(weight)
+
+
+cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
+    """Give the job the weights of its positions, or None. Long runs are fetched ahead too if there is a dy, or if
+    weights that are no mask are summed with float32."""
+    job.weight = data(weight)
+    job.weighs = kind_of_weights(weight)
+    if weight is not None and (job.dy != NULL or not (job.wide or cnp.PyArray_ITEMSIZE(weight) == 1)):
+        job.far = job.far or job.outer * job.channels * job.inner * itemsize(job) >= sizes.far
+
+
+cdef struct Keep:       # weights that are summed, if they are no mask, and copied, unless `copy` is NULL
     const char* weight
     char* copy
     double* sums        # of each part: NaN if one of its weights is negative
     Py_ssize_t n, parts, size
-    int threads
+    int threads, weighs     # weighs: the type of weights, as in Job
     bint sent           # the copy is stored past the caches
 
 
@@ -25,7 +49,7 @@ cdef void keep_share(void* keep, Py_ssize_t i) noexcept nogil:
         at = p * PART * k.size
         n = min(<Py_ssize_t>PART, k.n - p * PART)
         negative = 0
-        k.sums[p] = loops.weight(<const double*>(k.weight + at), n, &negative) if k.size == sizeof(double) else 0.0
+        k.sums[p] = loops.weight(k.weight + at, k.weighs, n, &negative) if k.size > 1 else 0.0
         if negative:
             k.sums[p] = NAN
         n *= k.size
@@ -58,6 +82,7 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
         kept = empty(cnp.PyArray_NDIM(weight), cnp.PyArray_DIMS(weight), cnp.PyArray_TYPE(weight), k.weight)
         k.copy = <char*>data(kept)
         k.sent = bypasses(cnp.PyArray_NBYTES(kept), sizes.stream) and <size_t>k.copy % BN_LINE == 0
+    k.weighs = kind_of_weights(weight)
     k.size = cnp.PyArray_ITEMSIZE(weight)
     k.parts = parts(k.n, PART)
     k.threads = threads_for(k.n, k.parts)
@@ -69,7 +94,8 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
             sum += k.sums[i]
         i = 0
         while i < k.n and above < 2:
-            above += (<const double*>k.weight)[i] > 0.0 if k.size == sizeof(double) else k.weight[i] != 0
+            above += (<const double*>k.weight)[i] > 0.0 if k.weighs == BN_REAL \
+                else (<const float*>k.weight)[i] > 0 if k.weighs == BN_FLOAT32 else k.weight[i] != 0
             i += 1
     return kept, sum, above
 

@@ -4,8 +4,9 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, FETCH_COLUMNS, Folds, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
-# gather, gather_sums, head_of, lane_sum, plane_sums, planes_of, pour, row_weights, run_block, spread, values_of,
-# weigh_block, weights_at, weights_from, weights_of_row, width_of, zero.
+# gather, gather_sums, head_of, is_mask, lane_sum, plane_of, plane_sums, planes_of, pour, row_weights, run_block,
+# size_of_weight, spread, values_of, weigh_block, weights_at, weights_from, weights_of_row, whole_sums, width_of,
+# zero.
 
 cdef enum:
     FETCH_COLUMNS = 32  # columns that are summed between two fetches, so that few lines are fetched at a time
@@ -83,11 +84,16 @@ cdef inline bint planes_of(const Block* b) noexcept nogil:
 
 
 cdef inline Block plane_of(const Block* b) noexcept nogil:
-    """Return the block as planes: a long run is a single plane."""
+    """Return the block as planes: contiguous values of one channel are a single plane."""
     cdef Block plane = b[0]
-    if b.stride == b.run:
-        plane.run = b.rows * b.run + b.extra
+    plane.widen = 1
+    plane.extra = 0
+    if b.channels == 1 and b.stride == b.widen * b.run:
+        plane.run = b.rows * b.stride + b.extra
         plane.rows = 1
+    elif b.widen > 1:   # then rows follow each other
+        plane.stride = b.channels * b.run
+        plane.rows = b.rows * b.widen + b.extra // plane.stride
     return plane
 
 
@@ -198,11 +204,20 @@ cdef inline void gather_sums(const Block* b, double* s, double* q) noexcept nogi
     gather(q, b)
 
 
+cdef inline Py_ssize_t size_of_weight(int weighs) noexcept nogil:
+    return sizeof(double) if weighs == BN_REAL else sizeof(float) if weighs == BN_FLOAT32 else 1
+
+
+cdef inline bint is_mask(int weighs) noexcept nogil:
+    """Whether weights are bytes, whose sum is exact and takes little time."""
+    return weighs != BN_REAL and weighs != BN_FLOAT32
+
+
 cdef inline const void* weights_from(const void* weight, int weighs, Py_ssize_t i) noexcept nogil:
     """Return the weights from position i on, of whatever type, or NULL if there are none."""
     if weight == NULL:
         return weight
-    return <const char*>weight + i * (<Py_ssize_t>sizeof(double) if weighs == BN_REAL else 1)
+    return <const char*>weight + i * size_of_weight(weighs)
 
 
 cdef inline void weigh_block(Job* job, Py_ssize_t at, double* total, Block* b) noexcept nogil:
@@ -217,10 +232,10 @@ cdef inline void weigh_block(Job* job, Py_ssize_t at, double* total, Block* b) n
 cdef inline const double* weights_at(
     const void* weight, int weighs, Py_ssize_t i, Py_ssize_t n, double* room
 ) noexcept nogil:
-    """Return n weights from position i on: where they are, or converted to `room` if they are bytes."""
+    """Return n weights from position i on: where they are, or converted to `room` if they are not float64."""
     if weighs == BN_REAL:
         return <const double*>weight + i
-    bn_read_double(weighs, weight, i, n, room)
+    bn_read_weights(weighs, weight, i, n, room)
     return room
 
 

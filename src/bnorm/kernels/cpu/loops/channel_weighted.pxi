@@ -5,8 +5,9 @@
 # block to block. So a block that weighs more than three times as much as those before it is summed again if its center
 # turns out to be far from its mean.
 #
-# Uses Block, Folds, begin_sums, columns_of, gather_sums, lane_sum, values_of (channel_columns), Parts, add_unmarked,
-# careful_moments (channel_moments), BROAD, sums_of_columns, sums_of_rows (channel_weights).
+# Uses Block, Folds, begin_sums, columns_of, gather_sums, is_mask, lane_sum, values_of, weights_at, weights_from
+# (channel_columns), Parts, add_unmarked, careful_moments (channel_moments), has_planes, in_columns, in_eights,
+# sums_of_columns, sums_of_planes, sums_of_rows (channel_weights).
 # Gives fold_weights, recenter, weight_of, weighted_moments.
 
 cdef enum:
@@ -17,13 +18,23 @@ cdef inline double lesser(double a, double b) noexcept nogil:
     return a if a < b else b
 
 
-cdef double weight_of(const double* w, Py_ssize_t n, int* negative) noexcept nogil:
-    """Return the sum of n weights: of FOLD at a time, then in pairs. negative: set if a weight is."""
-    cdef double[LANES] lanes, low
-    cdef Py_ssize_t j, half = n // (2 * FOLD) * FOLD
-    cdef int found = 0
+cdef double weight_of(const void* weight, int weighs, Py_ssize_t n, int* negative) noexcept nogil:
+    """Return the sum of n weights, of float64 or float32: of FOLD at a time, then in pairs. negative: set if a weight
+    is."""
+    cdef Py_ssize_t half = n // (2 * FOLD) * FOLD
     if half > 0:
-        return weight_of(w, half, negative) + weight_of(w + half, n - half, negative)
+        return weight_of(weight, weighs, half, negative) + weight_of(
+            weights_from(weight, weighs, half), weighs, n - half, negative)
+    return weight_of_fold(weight, weighs, n, negative)
+
+
+cdef double weight_of_fold(const void* weight, int weighs, Py_ssize_t n, int* negative) noexcept nogil:
+    """The same for less than 2 * FOLD weights."""
+    cdef double[2 * FOLD] near
+    cdef double[LANES] lanes, low
+    cdef const double* w = weights_at(weight, weighs, 0, n, near)
+    cdef Py_ssize_t j
+    cdef int found = 0
     if n < FOLD:
         for j in range(n):
             found |= w[j] < 0.0
@@ -37,7 +48,7 @@ cdef double weight_of(const double* w, Py_ssize_t n, int* negative) noexcept nog
     for j in range(LANES):
         found |= low[j] < 0.0
     negative[0] |= found
-    return lane_sum(lanes, LANES) + (weight_of(w + FOLD, n - FOLD, negative) if n > FOLD else lane_sum(w, 0))
+    return lane_sum(lanes, LANES) + (weight_of_fold(w + FOLD, BN_REAL, n - FOLD, negative) if n > FOLD else 0.0)
 
 
 cdef inline bint recenter(
@@ -75,6 +86,8 @@ cdef inline bint any_zero(const Block* b) noexcept nogil:
     for i in range(n):
         if b.weighs == BN_REAL:
             found |= (<const double*>b.w)[i] == 0.0
+        elif b.weighs == BN_FLOAT32:
+            found |= (<const float*>b.w)[i] == 0
         else:
             found |= (<const unsigned char*>b.w)[i] == 0
     return found != 0
@@ -84,7 +97,7 @@ cdef inline double known_weight(const Block* b) noexcept nogil:
     """Return the sum of the weights if it is known, or can be computed at once, as for bytes; else -1."""
     if b.total != NULL and b.total[0] >= 0.0:
         return b.total[0]
-    return -1.0 if b.weighs == BN_REAL else <double>bn_sum_bytes(b.weighs, b.w, values_of(b))
+    return <double>bn_sum_bytes(b.weighs, b.w, values_of(b)) if is_mask(b.weighs) else -1.0
 
 
 cdef inline void fold_weights(const Block* b, Py_ssize_t end) noexcept nogil:
@@ -94,7 +107,7 @@ cdef inline void fold_weights(const Block* b, Py_ssize_t end) noexcept nogil:
     cdef Py_ssize_t n = values_of(b), last = max(n // FOLD - 1, <Py_ssize_t>0), size
     while f.done < min(end, n):
         size = FOLD if f.done // FOLD < last else n - f.done
-        f.sums[f.done // FOLD] = weight_of(<const double*>b.w + f.done, size, &f.negative)
+        f.sums[f.done // FOLD] = weight_of(weights_from(b.w, b.weighs, f.done), b.weighs, size, &f.negative)
         f.done += size
 
 
@@ -109,6 +122,9 @@ cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
     if b.weighs == BN_REAL:
         while p < n and (<const double*>b.w)[p] == 0.0:
             p += 1
+    elif b.weighs == BN_FLOAT32:
+        while p < n and (<const float*>b.w)[p] == 0:
+            p += 1
     else:
         while p < n and (<const unsigned char*>b.w)[p] == 0:
             p += 1
@@ -118,12 +134,16 @@ cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
 cdef void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
     """Compute s = sum w (x - center) and q = sum w (x - center)^2 per channel. s and q need space for all columns."""
     cdef double[WIDE] columns
-    cdef const double* m = columns_of(center, b, columns)
+    cdef const double* m
     cdef Block again = b[0]
+    if has_planes(b):
+        sums_of_planes(x, b, center, s, q)
+        return
     begin_sums(b, s, q)
-    if b.run == 1 and b.stride >= b.widen * BROAD:   # all columns of the array, whichever are in the block
+    if b.run == 1 and not in_columns(x, b):
         sums_of_rows(x, b, center, s, q)
         return
+    m = columns_of(center, b, columns)
     sums_of_columns(x, b, m, False, s, q)
     gather_sums(b, s, q)
     if not_finite(b.channels, q) and any_zero(b):
@@ -141,7 +161,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     cdef double count = known_weight(b)
     cdef bint holes = False
     cdef Folds folds
-    cdef Block first = b[0], again = b[0]
+    cdef Block first = in_eights(x, b), again = first
     again.ahead = NULL
     if count < 0.0:
         folds.done = folds.negative = 0

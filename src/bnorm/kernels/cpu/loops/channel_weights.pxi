@@ -1,13 +1,16 @@
-# Sums of the columns of a block whose positions have weights, about given centers. If there are many channels, rows
-# are summed that have one weight each; else columns, to which weights are copied in registers (weights.h).
+# Sums of a block whose positions have weights, about given centers, in one of three ways. Many values of a channel
+# side by side are a plane, and are read in their order. Of many channels, rows are summed that have one weight each. Of
+# few, columns are, to which weights are copied in registers (weights.h).
 #
-# Uses Block, FETCH_COLUMNS, ROWS, pour, values_of, weights_at, weights_from, width_of, zero (channel_columns), ACROSS
-# (channel_moments), fold_weights (channel_weighted).
-# Gives BROAD, sums_of_columns, sums_of_rows.
+# Uses Block, FETCH_COLUMNS, ROWS, is_mask, plane_of, pour, size_of_weight, values_of, weights_at, weights_from,
+# whole_sums, width_of, zero (channel_columns), ACROSS (channel_moments), fold_weights (channel_weighted).
+# Gives has_planes, in_columns, in_eights, sums_of_columns, sums_of_planes, sums_of_rows.
 
 cdef enum:
     FOURS = 16      # groups of four rows that are summed before their sum is added to the total
-    BROAD = 16      # from this many values side by side on a loop of their own pays
+    BROAD = 16      # from this many values side by side on they are summed as planes
+    SPREAD = 192    # bytes of a row; weights are copied to the columns of shorter rows
+    PART = 1024     # most values of a plane whose 8 sums begin anew
 
 
 cdef inline void two(double x0, double w0, double x1, double w1, double m, double* sum, double* square) noexcept nogil:
@@ -56,7 +59,7 @@ cdef inline void sums_of_rows(const real* x, const Block* b, const double* m, do
         while r < rows and found < 4 * FOURS:   # as many as fit, even if all of them count
             n = min(4 * FOURS - found, rows - r)
             given = weights_at(b.w, b.weighs, r, n, near)
-            fetch_weights(b, <const char*>given, n)
+            fetch_weights(b, <const char*>weights_from(b.w, b.weighs, r), n)
             for i in range(n):
                 row[found] = r + i
                 w[found] = given[i]
@@ -123,34 +126,78 @@ cdef inline void one_weighted(
         q[j] += w[j] * d * d
 
 
+cdef inline void sums_of_planes(const real* x, const Block* b, const double* m, double* s, double* q) noexcept nogil:
+    """The same sums, per channel, for a block for which has_planes is true. Values of weight 0 may be anything."""
+    cdef double[WIDE >> 1] sums, squares    # 8 parts for each channel
+    cdef double[PART] near
+    cdef Block p = plane_of(b)
+    cdef bint single = b.weighs == BN_FLOAT32 and p.channels == 1   # else converted once for all channels
+    cdef const void* w
+    cdef Py_ssize_t r, i, n
+    zero(sums, 8 * p.channels)
+    zero(squares, 8 * p.channels)
+    for r in range(p.rows):
+        i = 0
+        while i < p.run:
+            n = min(<Py_ssize_t>PART, p.run - i) if p.channels == 1 else p.run
+            w = weights_from(b.w, b.weighs, r * p.run + i)
+            if b.folds != NULL:
+                fold_weights(b, r * p.run + i + n)
+                fetch_weights(b, <const char*>w, n)
+            if not single:
+                w = weights_at(w, b.weighs, 0, n, near)
+            bn_weighted_planes(p.channels, n, x + r * p.stride + i, single, w, m, b.ahead, sums, squares)
+            i += n
+    whole_sums(p.channels, sums, s)
+    whole_sums(p.channels, squares, q)
+
+
+cdef inline bint has_planes(const Block* b) noexcept nogil:
+    """Whether many values of a channel are side by side."""
+    return b.run >= BROAD or (b.channels == 1 and b.stride == b.widen * b.run)
+
+
+cdef inline bint in_columns(const real* x, const Block* b) noexcept nogil:
+    """Whether the values of a row that is no run are so few that their weights are copied to columns."""
+    return b.run == 1 and b.stride * <Py_ssize_t>sizeof(real) < b.widen * SPREAD   # all channels of the array
+
+
+cdef inline Block in_eights(const real* x, const Block* b) noexcept nogil:
+    """Return the block with eight positions in a row, whose weights fill the widest vector, if it has fewer."""
+    cdef Block wide = b[0]
+    while in_columns(x, b) and wide.widen < 8 and wide.stride == wide.widen * wide.channels:
+        wide.widen *= 2
+        wide.extra += wide.rows % 2 * wide.stride
+        wide.stride *= 2
+        wide.rows //= 2
+    return wide
+
+
 cdef inline void sums_of_columns(
     const real* x, const Block* b, const double* m, bint guarded, double* s, double* q
 ) noexcept nogil:
-    """The same sums for any block. Weights are read where they are if a run is broad, else they are copied to columns.
+    """The same sums of the columns of any block. Weights are copied to columns, in registers if runs are single values.
 
     guarded: values of weight 0 may be infinite or NaN, so that 0 times them is not 0.
     """
     cdef double[4 * WIDE + BROAD] over_row, near
     cdef double[WIDE] of_s, of_q
-    cdef int64_t[8 * BROAD] order
+    cdef int64_t[2 * SPREAD] order
     cdef const double* w
-    cdef bint broad = b.run >= BROAD or b.channels == 1
-    cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, step = plane if broad else all
-    cdef Py_ssize_t piece = b.run if broad and b.channels > 1 else all, r = 0, rows, i, j, c, n
-    cdef bint turns = BN_PERMUTES > 1 and b.run == 1 and b.widen % BN_SIDE == 0     # spread in registers
-    cdef bint whole = BN_SIDE > 1 and not guarded and (broad or turns)              # whole vectors, down ROWS rows
+    cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, r = 0, rows, j, n
+    cdef bint turns = BN_SIDE > 1 and not guarded and b.run == 1 and b.widen % BN_SIDE == 0
     zero(of_s, all)
     zero(of_q, all)
-    if turns and not broad and b.weighs == BN_BOOL:
+    if turns and BN_PERMUTES > 1 and b.weighs == BN_BOOL:
         bn_spread_byte_order(b.channels, <unsigned char*>order)
-    elif turns and not broad:
-        bn_spread_order(b.channels, order)
+    elif turns:
+        bn_spread_order(b.channels, all, order)
     while r < b.rows + (b.extra > 0):
-        rows = ROWS if whole and r + ROWS <= b.rows else 4 if r + 4 <= b.rows else 1
+        rows = ROWS if turns and r + ROWS <= b.rows else 4 if r + 4 <= b.rows else 1
         if b.folds != NULL:
             fold_weights(b, (r + rows) * plane)
-        if whole and rows > 1:
-            columns_of_fours(x, b, m, r, rows, broad, order, of_s, of_q)
+        if rows == ROWS:
+            columns_by_turns(x, b, m, r, order, of_s, of_q)
             r += rows
             if r % (4 * FOURS) == 0:
                 pour(of_s, all, s)
@@ -160,37 +207,22 @@ cdef inline void sums_of_columns(
             width = b.extra
         n = (rows - 1) * plane + width // b.channels
         w = weights_at(b.w, b.weighs, r * plane, n, near)
-        if not broad:
-            if b.run == 1:
-                bn_spread(w, n, b.channels, over_row)
-            else:
-                if w != near:   # more than n are read
-                    memcpy(near, w, n * sizeof(double))
-                bn_spread_runs(near, n // b.run, b.channels, b.run, over_row)
-            w = over_row
-        if BN_SIDE > 1 and rows == 4 and not guarded:   # not broad: spread in memory
-            n = bn_weighted_columns(1, x + r * b.stride, b.stride, all, BN_ALONG, w, all, 0, order, m, b.ahead, of_s,
-                                    of_q)
-            j = i = n
-            c = 0
+        if b.run == 1:
+            bn_spread(w, n, b.channels, over_row)
         else:
-            j = i = c = 0
-        while j < width:
-            n = min(min(<Py_ssize_t>LANES, piece - i), width - j)
-            if b.ahead != NULL:
-                bn_fetch(b.ahead, rows * n * sizeof(real))
-            if rows == 4:
-                four_weighted(x + r * b.stride + j, b.stride, w + i, step, n, m + j, of_s + j, of_q + j)
-            else:
-                one_weighted(x + r * b.stride + j, w + i, n, m + j, of_s + j, of_q + j)
-            j += n
-            i += n
-            if i == piece:
-                i = 0
-                c += 1
-                if c == b.channels:
-                    c = 0
-                    w += piece
+            if w != near:   # more than n are read
+                memcpy(near, w, n * sizeof(double))
+            bn_spread_runs(near, n // b.run, b.channels, b.run, over_row)
+        j = 0
+        if BN_SIDE > 1 and rows == 4 and not guarded:
+            j = bn_weighted_columns(1, x + r * b.stride, b.stride, all, BN_ALONG, over_row, all, 0, order, m, b.ahead,
+                                    of_s, of_q)
+        if b.ahead != NULL:
+            bn_fetch(b.ahead, rows * (width - j) * sizeof(real))
+        if rows == 4:
+            four_weighted(x + r * b.stride + j, b.stride, over_row + j, all, width - j, m + j, of_s + j, of_q + j)
+        else:
+            one_weighted(x + r * b.stride + j, over_row + j, width - j, m + j, of_s + j, of_q + j)
         r += rows
         if r % (4 * FOURS) == 0:
             pour(of_s, all, s)
@@ -199,82 +231,33 @@ cdef inline void sums_of_columns(
     pour(of_q, all, q)
 
 
-cdef void columns_of_fours(
-    const real* x, const Block* b, const double* m, Py_ssize_t r, Py_ssize_t rows, bint broad, const int64_t* order,
-    double* s, double* q
+cdef inline void columns_by_turns(
+    const real* x, const Block* b, const double* m, Py_ssize_t r, const int64_t* order, double* s, double* q
 ) noexcept nogil:
-    """Add the sums of `rows` rows, a multiple of four, from row r on, to those of their columns."""
-    cdef double[2 * TILE] near  # a byte for each column of sixteen rows
-    cdef Py_ssize_t all = width_of(b), plane = b.widen * b.run, piece, i = 0, j = 0, n
-    cdef int how = BN_ALONG if b.weighs == BN_REAL else BN_BOOLS if b.weighs == BN_BOOL else BN_BYTES
-    cdef Py_ssize_t size = sizeof(double) if b.weighs == BN_REAL else 1
-    cdef const char* w = <const char*>weights_from(b.w, b.weighs, r * plane)
+    """Add the sums of ROWS rows, from row r on, to those of their columns. Weights are spread in registers."""
+    cdef double[3 * TILE] near  # a byte for each column of the rows
+    cdef Py_ssize_t all = width_of(b)
+    cdef int how = BN_SHARED if b.weighs == BN_REAL or BN_PERMUTES == 1 else BN_SHARED_FLOATS \
+        if b.weighs == BN_FLOAT32 else BN_SHARED_BYTES
+    cdef const void* w = weights_from(b.w, b.weighs, r * b.widen)
     x += r * b.stride
-    if not broad and b.weighs == BN_BOOL:
-        bn_spread_bytes(<const unsigned char*>w, rows * plane, b.channels, <const unsigned char*>order,
+    if BN_PERMUTES == 1:
+        w = weights_at(w, b.weighs, 0, ROWS * b.widen, near)
+    if BN_PERMUTES > 1 and b.weighs == BN_BOOL:
+        bn_spread_bytes(<const unsigned char*>w, ROWS * b.widen, b.channels, <const unsigned char*>order,
                         <unsigned char*>near)
-        bn_weighted_columns(rows // 4, x, b.stride, all, how, near, all, 0, order, m, b.ahead, s, q)
-        return
-    if not broad:
-        how = BN_SHARED if b.weighs == BN_REAL else BN_SHARED_BYTES
-        bn_weighted_columns(rows // 4, x, b.stride, all, how, w, plane, b.channels, order, m, b.ahead, s, q)
-        return
-    piece = b.run if b.channels > 1 else all
-    while j < all:
-        if i == 0 and piece % BN_SIDE:
-            last_weights(b, rows, w, piece, near)
-        n = bn_weighted_columns(rows // 4, x + j, b.stride, piece, how, w, plane, 0, order, m + j, b.ahead, s + j,
-                                q + j)
-        j += piece
-        if n < piece:
-            last_columns(x + j, b, rows, piece - n, near, j == all, m + j, s + j, q + j)
-        i += 1
-        if i == b.channels:
-            i = 0
-            w += piece * size
+        bn_weighted_columns(ROWS // 4, x, b.stride, all, BN_BOOLS, near, all, 0, order, m, b.ahead, s, q)
+    else:
+        bn_weighted_columns(ROWS // 4, x, b.stride, all, how, w, b.widen, b.channels, order, m, b.ahead, s, q)
 
 
 cdef inline void fetch_weights(const Block* b, const char* w, Py_ssize_t n) noexcept nogil:
-    """Fetch the weights of the next block at the places of these n, as a block first adds up its weights."""
+    """Fetch weights ahead of n that are read: those of the next BLOCK rows, as a block first adds up its weights."""
+    cdef Py_ssize_t size = size_of_weight(b.weighs)
     cdef const char* end
-    if b.ahead != NULL and b.weighs == BN_REAL:
-        w += values_of(b) * <Py_ssize_t>sizeof(double)
-        end = w + n * <Py_ssize_t>sizeof(double)
+    if b.ahead != NULL and not is_mask(b.weighs):
+        w += BLOCK * size
+        end = w + n * size
         while w < end:
             bn_fetch_line(w)
             w += BN_LINE
-
-
-cdef void last_weights(const Block* b, Py_ssize_t rows, const char* w, Py_ssize_t n, double* last) noexcept nogil:
-    """Copy the last of n weights, which do not fill a vector, to a vector for each row, with zeros behind them."""
-    cdef double[BN_SIDE] near
-    cdef Py_ssize_t r, rest = n % BN_SIDE
-    zero(last, rows * BN_SIDE)
-    for r in range(rows):
-        memcpy(last + r * BN_SIDE, weights_at(w, b.weighs, r * b.widen * b.run + n - rest, rest, near),
-               rest * sizeof(double))
-
-
-cdef void last_columns(
-    const real* x, const Block* b, Py_ssize_t rows, Py_ssize_t n, const double* w, bint ends, const double* m,
-    double* s, double* q
-) noexcept nogil:
-    """Add the last n columns before x, which do not fill a vector. They are summed with the columns behind them, whose
-    sums are dropped, unless the block ends here."""
-    cdef double[BN_SIDE] of_s, of_q
-    cdef Py_ssize_t r
-    x -= n
-    m -= n
-    s -= n
-    q -= n
-    if ends:
-        for r in range(0, rows, 4):
-            four_weighted(x + r * b.stride, b.stride, w + r * BN_SIDE, BN_SIDE, n, m, s, q)
-    else:
-        memcpy(of_s, s, sizeof(of_s))
-        memcpy(of_q, q, sizeof(of_q))
-        bn_weighted_columns(rows // 4, x, b.stride, BN_SIDE, BN_ALONG, w, BN_SIDE, 0, NULL, m, NULL, of_s, of_q)
-        memcpy(s, of_s, n * sizeof(double))
-        memcpy(q, of_q, n * sizeof(double))
-    if b.ahead != NULL:
-        bn_fetch(b.ahead, rows * n * sizeof(real))

@@ -1,8 +1,8 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only the ratios of weights matter to a
 # row, so they are divided by a power of two near the largest, and then fit the type of x.
 #
-# Uses Output (channel_maps), recenter, weight_of (channel_weighted), sums_of_runs (row_gradients), forward_maps,
-# gradient_of_runs (row_maps), readable, walk_on (row_sums).
+# Uses is_mask, weights_from (channel_columns), Output (channel_maps), recenter, weight_of (channel_weighted),
+# sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable, walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
@@ -12,21 +12,31 @@ cdef enum:
 cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
     """Store the weights of an outer position in the type of x, with a vector of zeros behind them. Return their sum,
     or 0 if it is too small to divide by."""
-    cdef const double* w = <const double*>job.weight + o * job.inner
-    cdef double most = 0.0, inverse, all
-    cdef Py_ssize_t i
+    cdef const void* w = weights_from(job.weight, job.weighs, o * job.inner)
+    cdef double inverse, all
     cdef int negative = 0
-    if job.weighs != BN_REAL:
+    if is_mask(job.weighs):
         return near_bytes(job, o, near)
-    for i in range(job.inner):
+    if job.weighs == BN_REAL:
+        inverse = made_near(<const double*>w, job.inner, near)
+    else:
+        inverse = made_near(<const float*>w, job.inner, near)
+    all = weight_of(w, job.weighs, job.inner, &negative)
+    return all * inverse if 1.0 / all < INFINITY else 0.0
+
+
+cdef inline double made_near(const term* w, Py_ssize_t n, real* near) noexcept nogil:
+    """Store n weights so that the largest is near 1, and return what they are multiplied by."""
+    cdef double most = 0.0, inverse
+    cdef Py_ssize_t i
+    for i in range(n):
         most = w[i] if w[i] > most else most
     inverse = bn_near_one(most)
-    for i in range(job.inner):
+    for i in range(n):
         near[i] = <real>(w[i] * inverse)
-    for i in range(job.inner, job.inner + BN_WIDTH):
+    for i in range(n, n + BN_WIDTH):
         near[i] = 0
-    all = weight_of(w, job.inner, &negative)
-    return all * inverse if 1.0 / all < INFINITY else 0.0
+    return inverse
 
 
 cdef double near_bytes(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:

@@ -47,7 +47,7 @@ from bnorm.kernels.cpu.jobs cimport (
     RowJob,
     identity,
 )
-from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_HALF, BN_REAL
+from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL
 
 cdef extern from "formulas.h" nogil:
     enum:
@@ -190,19 +190,21 @@ cdef extern from "memory.h" nogil:
 cdef extern from "weights.h" nogil:
     enum:
         BN_ALONG
-        BN_SHARED
-        BN_SHARED_BYTES
-        BN_BYTES
         BN_BOOLS
+        BN_SHARED
+        BN_SHARED_FLOATS
+        BN_SHARED_BYTES
         BN_PERMUTES
         BN_SIDE
-    void bn_spread_order(Py_ssize_t, int64_t*)
+    void bn_read_weights(int, const void*, Py_ssize_t, Py_ssize_t, double*)
+    void bn_spread_order(Py_ssize_t, Py_ssize_t, int64_t*)
     void bn_spread(const double*, Py_ssize_t, Py_ssize_t, double*)
     void bn_spread_runs(const double*, Py_ssize_t, Py_ssize_t, Py_ssize_t, double*)
     void bn_spread_byte_order(Py_ssize_t, unsigned char*)
     void bn_spread_bytes(const unsigned char*, Py_ssize_t, Py_ssize_t, const unsigned char*, unsigned char*)
     int64_t bn_sum_bytes(int, const void*, Py_ssize_t)
     Py_ssize_t bn_weighted_columns(...)
+    void bn_weighted_planes(...)
 
 cdef extern from "narrow.h" nogil:
     enum:

@@ -1,30 +1,30 @@
-/* Weights of positions, which all channels share. They are read as they are, float64 or the bytes of a mask, and
- * copied to columns in registers. */
+/* Weights of positions, which all channels share. They are read as they are, float64, float32 or the bytes of a mask,
+ * and copied to columns in registers. */
 #ifndef BNORM_WEIGHTS_H
 #define BNORM_WEIGHTS_H
 
+#include "kinds.h"
 #include "lanes.h"
-#include "narrow.h"
 #include "streams.h"
 
-/* Which of eight weights (four with AVX2) each column gets if each weight is repeated `channels` times: as many
- * permutations of a vector as there are channels. */
-static inline void bn_spread_order(ptrdiff_t channels, int64_t *order)
+/* Which weight each of n columns gets if each weight is repeated `channels` times. Of eight weights (four with AVX2)
+ * this is as many permutations of a vector as there are channels, and they serve for all columns. */
+static inline void bn_spread_order(ptrdiff_t channels, ptrdiff_t n, int64_t *order)
 {
-    const int64_t lanes = BN_PERMUTES;
-    for (int64_t j = 0; j < lanes * channels; j++) {
+    for (int64_t j = 0; j < (BN_PERMUTES > 1 ? BN_PERMUTES * channels : n); j++) {
         const uint64_t from = (uint64_t)(j / channels);
-        order[j] = (int64_t)(BN_PERMUTES == 8 ? from : 2 * from | (2 * from + 1) << 32);    /* or halves, with AVX2 */
+        order[j] = (int64_t)(BN_PERMUTES == 4 ? 2 * from | (2 * from + 1) << 32 : from);    /* halves, with AVX2 */
     }
 }
 
-/* SPREAD(size) for 2 to 15 values, rounded up to whole vectors: the surplus is overwritten by what comes next. */
+/* SPREAD(size), for up to 16 values rounded up to whole vectors: the surplus is overwritten by what comes next. */
 #define BN_BY_VECTORS(size, SPREAD)                                                                                   \
     switch (((size) + 3) / 4) {                                                                                       \
     case 1: SPREAD(4) break;                                                                                          \
     case 2: SPREAD(8) break;                                                                                          \
     case 3: SPREAD(12) break;                                                                                         \
-    default: SPREAD(16)                                                                                               \
+    case 4: SPREAD(16) break;                                                                                         \
+    default: SPREAD(size)                                                                                             \
     }
 #define BN_SPREAD_ONE(size)                                                                                           \
     for (; n > 0; n--, w++, columns += channels) {                                                                    \
@@ -78,7 +78,7 @@ static inline void bn_spread_byte_order(ptrdiff_t channels, uint8_t *order)
             *order++ = (uint8_t)i;
 }
 
-/* Copies n bytes of a mask to columns, each `channels` times, which is 2 to 15. */
+/* Copies n bytes of a mask to columns, each `channels` times. */
 static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t channels, const uint8_t *order,
                                    uint8_t *columns)
 {
@@ -94,14 +94,20 @@ static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t chan
         memset(columns, *w, channels);
 }
 
-/* How the weights of a row of columns are stored: a number for each column; a number, or a byte, for each `channels`
- * columns; or a byte for each column, which is a number or says whether the column counts. */
-enum { BN_ALONG, BN_SHARED, BN_SHARED_BYTES, BN_BYTES, BN_BOOLS };
+/* How the weights of a row of columns are stored: one for each column, or one for each `channels` columns (BN_SHARED).
+ * The bytes of BN_BOOLS only say whether the column counts. */
+enum { BN_ALONG, BN_BOOLS, BN_SHARED, BN_SHARED_FLOATS, BN_SHARED_BYTES };
 
 /* Doubles of a vector; or 1 if this compiler has no vector types. */
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_SIDE (BN_PERMUTES > 1 ? BN_PERMUTES : 2)
 typedef double bn_doubles __attribute__((vector_size(8 * BN_SIDE)));
+typedef int64_t bn_longs __attribute__((vector_size(8 * BN_SIDE)));
+#if defined(__clang__)
+#define BN_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define BN_UNROLLED _Pragma("GCC unroll 4")
+#endif
 
 BN_INLINE bn_doubles bn_take_double(const double *from)
 {
@@ -154,33 +160,92 @@ BN_INLINE bn_doubles bn_counted(bn_doubles v, const uint8_t *mask)
     const __m256i none = _mm256_cmpeq_epi64(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four)), _mm256_setzero_si256());
     return (bn_doubles)_mm256_andnot_pd(_mm256_castsi256_pd(none), (__m256d)v);
 #else
-    const bn_doubles kept = {mask[0] ? v[0] : 0.0, mask[1] ? v[1] : 0.0};
-    return kept;
+    const bn_longs kept = {-(int64_t)(mask[0] != 0), -(int64_t)(mask[1] != 0)};
+    return (bn_doubles)((bn_longs)v & kept);
 #endif
 }
 
+/* The first `left` of the values that fill a vector, and zeros behind them. */
+#if BN_PERMUTES == 8
+#define BN_FIRST(left) ((__mmask8)((left) < 8 ? (1 << (left)) - 1 : 255))
+BN_INLINE bn_doubles bn_take_some_double(const double *from, ptrdiff_t left)
+{
+    return (bn_doubles)_mm512_maskz_loadu_pd(BN_FIRST(left), from);
+}
+
+BN_INLINE bn_doubles bn_take_some_float(const float *from, ptrdiff_t left)
+{
+    return (bn_doubles)_mm512_cvtps_pd(_mm256_maskz_loadu_ps(BN_FIRST(left), from));
+}
+#else
+#define BN_TAKE_SOME(type)                                                                                            \
+    bn_doubles v = {0};                                                                                               \
+    if (left >= BN_SIDE)                                                                                              \
+        return bn_take_##type(from);                                                                                  \
+    for (int j = 0; j < BN_SIDE - 1; j++)                                                                             \
+        if (j < left)                                                                                                 \
+            v[j] = (double)from[j];                                                                                   \
+    return v;
+BN_INLINE bn_doubles bn_take_some_double(const double *from, ptrdiff_t left) { BN_TAKE_SOME(double) }
+BN_INLINE bn_doubles bn_take_some_float(const float *from, ptrdiff_t left) { BN_TAKE_SOME(float) }
+#endif
+
+/* v where w is not 0, and 0 elsewhere, even if v is NaN there. */
+BN_INLINE bn_doubles bn_unless_zero(bn_doubles v, bn_doubles w)
+{
+    const bn_doubles zero = {0};
+    return (bn_doubles)((bn_longs)v & (w != zero));
+}
+
+#if BN_PERMUTES > 1
 /* The vector of weights v in the given order. */
 BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
 {
 #if BN_PERMUTES == 8
     return (bn_doubles)_mm512_permutexvar_pd(_mm512_loadu_si512(order), (__m512d)v);
-#elif BN_PERMUTES == 4
+#else
     return (bn_doubles)_mm256_castps_pd(
         _mm256_permutevar8x32_ps(_mm256_castpd_ps((__m256d)v), _mm256_loadu_si256((const __m256i *)order)));
-#else
-    (void)order;
-    return v;
 #endif
 }
 #else
+/* Two of the weights, in the given order. */
+BN_INLINE bn_doubles bn_pick(const double *w, const int64_t *order)
+{
+    const bn_doubles v = {w[order[0]], w[order[1]]};
+    return v;
+}
+#endif
+#else
 #define BN_SIDE 1
 #endif
+
+/* Converts n weights that are not float64, from weight `at` on. */
+BN_APART void bn_read_weights(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
+{
+    const float *singles = (const float *)from + at;
+    const uint8_t *bytes = (const uint8_t *)from + at;
+    ptrdiff_t i = 0;
+    if (kind != BN_FLOAT32 && BN_SIDE < 8) {    /* a few bytes at a time would be slower than the compiler's loop */
+        bn_read_double(kind, from, at, n, to);
+        return;
+    }
+#if BN_SIDE > 1
+    const bn_doubles zero = {0};
+    for (; i + BN_SIDE <= n; i += BN_SIDE)
+        bn_put(to + i, kind == BN_FLOAT32 ? bn_take_float(singles + i)
+                       : kind == BN_BOOL  ? bn_counted(zero + 1.0, bytes + i) : bn_take_bytes(bytes + i));
+#endif
+    for (; i < n; i++)
+        to[i] = kind == BN_FLOAT32 ? (double)singles[i] : kind == BN_BOOL ? (double)(bytes[i] != 0) : (double)bytes[i];
+}
 
 #if BN_SIDE > 1
 #define bn_weighted_columns(fours, x, ...) BN_OF(bn_weighted_columns, x)(fours, x, __VA_ARGS__)
 #else
 #define bn_weighted_columns(...) 0  /* sums no column: all are left to the caller */
 #endif
+#define bn_weighted_planes(planes, n, x, ...) BN_OF(bn_weighted_planes, x)(planes, n, x, __VA_ARGS__)
 #define BN_TEMPLATE "weights.h"
 #include "both.h"
 #elif defined(real)
@@ -209,9 +274,9 @@ BN_INLINE bn_doubles bn_ordered(bn_doubles v, const int64_t *order)
         SUMS                                                                                                          \
     }
 #define BN_P_ALONG(d, i) bn_take_double((const double *)w + (i) * step + j) * d
-#define BN_P_BYTES(d, i) bn_take_bytes((const uint8_t *)w + (i) * step + j) * d
 #define BN_P_BOOLS(d, i) bn_counted(d, (const uint8_t *)w + (i) * step + j)
 #define BN_P_SHARED(d, i) bn_ordered(near_[i], order + v_ * BN_SIDE) * d
+#define BN_P_PICKED(d, i) bn_pick((const double *)w + (i) * step, order + j) * d
 #define BN_Q_WEIGHTS(p, d) p * d
 #define BN_Q_BOOLS(p, d) p * p
 
@@ -223,25 +288,27 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
                                            const double *BN_RESTRICT m, bn_ahead *ahead, double *BN_RESTRICT s,
                                            double *BN_RESTRICT q)
 {
-    ptrdiff_t j = 0, at_ = 0, v_ = 0;
+    ptrdiff_t j = 0;
     n -= n % BN_SIDE;
     if (how == BN_ALONG) {
         BN_EACH_VECTOR(BN_FOURS(BN_P_ALONG, BN_Q_WEIGHTS))
     } else if (how == BN_BOOLS) {
         BN_EACH_VECTOR(BN_FOURS(BN_P_BOOLS, BN_Q_BOOLS))
-    } else if (how == BN_BYTES) {
-        BN_EACH_VECTOR(BN_FOURS(BN_P_BYTES, BN_Q_WEIGHTS))
     } else {
+#if BN_PERMUTES > 1
         /* Copied, as each weight is read for every channel, and would cross cache lines. Those of the third block of
          * rows after this one are fetched. */
+        const ptrdiff_t size_ = how == BN_SHARED ? sizeof(double) : how == BN_SHARED_FLOATS ? sizeof(float) : 1;
+        ptrdiff_t at_ = 0, v_ = 0;
         bn_doubles near_[16];
         BN_EACH_VECTOR({
             for (ptrdiff_t i_ = 0; v_ == 0 && i_ < 4 * fours; i_++) {
-                const ptrdiff_t from_ = i_ * step + at_;
-                near_[i_] = how == BN_SHARED ? bn_take_double((const double *)w + from_)
-                                             : bn_take_bytes((const uint8_t *)w + from_);
-                if (how == BN_SHARED)
-                    bn_fetch_line((const char *)((const double *)w + from_ + 3 * 4 * fours * step));
+                const char *from_ = (const char *)w + (i_ * step + at_) * size_;
+                near_[i_] = how == BN_SHARED ? bn_take_double((const double *)from_)
+                            : how == BN_SHARED_FLOATS ? bn_take_float((const float *)from_)
+                                                      : bn_take_bytes((const uint8_t *)from_);
+                if (how != BN_SHARED_BYTES)
+                    bn_fetch_line(from_ + 3 * 4 * fours * step * size_);
             }
             BN_FOURS(BN_P_SHARED, BN_Q_WEIGHTS)
             if (++v_ == channels) {
@@ -249,8 +316,74 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
                 at_ += BN_SIDE;
             }
         })
+#else
+        BN_EACH_VECTOR(BN_FOURS(BN_P_PICKED, BN_Q_WEIGHTS))
+#endif
     }
     return n;
 }
 #endif
+
+#if BN_SIDE > 1
+/* Adds a vector of a plane, from value i on, of which the first `left` values exist. */
+BN_INLINE void OF(bn_plane_vector)(const real *x, int single, const void *w, ptrdiff_t i, ptrdiff_t left, bn_doubles m,
+                                   bn_doubles *s, bn_doubles *q)
+{
+    const bn_doubles weight = single ? bn_take_some_float((const float *)w + i, left)
+                                     : bn_take_some_double((const double *)w + i, left);
+    const bn_doubles d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight), p = weight * d;
+    *s += p;
+    *q += p * d;
+}
+#endif
+
+/* Adds sum w (x - m) and sum w (x - m)^2 of a plane of n values to 8 parts of each. A value of weight 0 does not enter,
+ * even if it is NaN. Weights are float32 (`single`) or float64. */
+BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, const void *w, double m, double *sum,
+                                     double *square)
+{
+    ptrdiff_t i = 0;
+#if BN_SIDE > 1
+    bn_doubles s[8 / BN_SIDE] = {{0}}, q[8 / BN_SIDE] = {{0}}, center;
+    for (int j = 0; j < BN_SIDE; j++)
+        center[j] = m;
+    for (; i + 8 <= n; i += 8)
+        BN_UNROLLED
+        for (int v = 0; v < 8 / BN_SIDE; v++)
+            OF(bn_plane_vector)(x, single, w, i + v * BN_SIDE, BN_SIDE, center, &s[v], &q[v]);
+    BN_UNROLLED
+    for (int v = 0; v < 8 / BN_SIDE; v++, i += BN_SIDE) {
+        if (i < n)
+            OF(bn_plane_vector)(x, single, w, i, n - i, center, &s[v], &q[v]);
+        bn_put(sum + v * BN_SIDE, bn_take_double(sum + v * BN_SIDE) + s[v]);
+        bn_put(square + v * BN_SIDE, bn_take_double(square + v * BN_SIDE) + q[v]);
+    }
+#else
+    double s[8] = {0}, q[8] = {0};
+    for (; i < n; i++) {
+        const double weight = single ? (double)((const float *)w)[i] : ((const double *)w)[i];
+        const double d = weight != 0.0 ? (double)x[i] - m : 0.0, p = weight * d;
+        s[i % 8] += p;
+        q[i % 8] += p * d;
+    }
+    for (int j = 0; j < 8; j++) {
+        sum[j] += s[j];
+        square[j] += q[j];
+    }
+#endif
+}
+
+/* The same for planes that follow each other, and have the same weights. */
+BN_APART void OF(bn_weighted_planes)(ptrdiff_t planes, ptrdiff_t n, const real *x, int single, const void *w,
+                                     const double *m, bn_ahead *ahead, double *sum, double *square)
+{
+    for (; planes > 0; planes--, x += n, m++, sum += 8, square += 8) {
+        if (ahead)
+            bn_fetch(ahead, n * sizeof(real));
+        if (single)
+            OF(bn_weighted_plane)(x, n, 1, w, *m, sum, square);
+        else
+            OF(bn_weighted_plane)(x, n, 0, w, *m, sum, square);
+    }
+}
 #endif
