@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bnorm.kernels import cpu, reference
+from bnorm.kernels.activation import IDENTITY, RELU, SILU
 from compare import assert_close, assert_same
 from drawing import together
 
@@ -48,6 +49,22 @@ def test_what_stands_under_no_weight_changes_no_bit(shape, garbage):
     want = cpu.moments(np.where(under, np.float32(0), x), weight)
     assert_same(cpu.moments(np.where(under, np.float32(garbage), x), weight), want, shape=shape)
     assert_close(want, reference.moments(x, weight), 1e-12 * np.array([[1e6], [1], [1e6], [1]]), shape=shape)
+
+
+@every_shape
+@together(act=[IDENTITY, RELU, SILU], dtype=["f4", "f8"])
+def test_what_stands_under_no_weight_changes_no_bit_of_gradients(shape, act, dtype):
+    x, weight = example(shape, dtype)
+    weight[0] = 0.0
+    under = over_channels(weight, shape) == 0
+    dy = np.where(under, 0, np.random.default_rng(1).standard_normal(shape)).astype(dtype)
+    kept = np.where(under, np.asarray(1, dtype), x)
+    _, stats, count, _ = cpu.forward(kept, None, None, 1e-5, weight=weight, act=act)
+    want = cpu.backward(dy, kept, stats, count, weight, act)
+    found = cpu.backward(dy, np.where(under, np.asarray(np.nan, dtype), x), stats, count, weight, act)
+    for got, wanted in zip(found, want, strict=True):
+        assert np.isfinite(got).all()
+        assert_same(got, wanted, shape=shape)
 
 
 @pytest.mark.parametrize("run", range(1, 18))

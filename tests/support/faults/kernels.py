@@ -142,6 +142,20 @@ FAULTS = {
             "tests/kernels/test_weighted.py tests/functional/test_masks.py",
         ),
         (
+            "NaN under weight zero enters the gradient of gamma of a plane",
+            "kernels/cpu/loops/runs.h",
+            "(weighed ? OF(bn_kept)(v, (g) != 0) : (v))\n",
+            "(weighed ? (v) : (v))\n",
+            "tests/kernels/test_weighted.py",
+        ),
+        (
+            "planes that share weights have the numbers of the first",
+            "kernels/cpu/loops/channel_maps.pxi",
+            "        of = numbers_of(job, begin, x)\n",
+            "        of = numbers_of(job, 0, x)\n",
+            "tests/kernels/test_kernels.py tests/functional/test_masks.py",
+        ),
+        (
             "the last weights of a plane are not read",
             "kernels/cpu/loops/weights.h",
             "        if (i < n)\n",

@@ -23,11 +23,11 @@ cdef inline int kind_of_weights(cnp.ndarray weight) noexcept:
 
 
 cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
-    """Give the job the weights of its positions, or None. Long runs are fetched ahead too if there is a dy, or if
-    weights that are no mask are summed with float32."""
+    """Give the job the weights of its positions, or None. Long runs of float32 are fetched ahead too if they are summed
+    with weights that are no mask."""
     job.weight = data(weight)
     job.weighs = kind_of_weights(weight)
-    if weight is not None and (job.dy != NULL or not (job.wide or cnp.PyArray_ITEMSIZE(weight) == 1)):
+    if weight is not None and job.dy == NULL and not job.wide and cnp.PyArray_ITEMSIZE(weight) > 1:
         job.far = job.far or job.outer * job.channels * job.inner * itemsize(job) >= sizes.far
 
 

@@ -114,12 +114,12 @@ cdef void plane_sums(
     Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, double* s, double* q
 ) noexcept nogil:
     """Compute sum g and sum g (x - h) per channel of a block of planes. g is dy before the activation, or x - h if
-    there is no dy."""
+    there is no dy. With weights x enters only where g is not 0."""
     cdef double[WIDE >> 2] sums, dots
     cdef Block p = plane_of(b)
     zero(sums, 8 * p.channels)
     zero(dots, 8 * p.channels)
-    bn_plane_sums(act, p.rows, p.stride, p.channels, p.run, dy, x, of, p.ahead, sums, dots)
+    bn_plane_sums(act, p.w != NULL, p.rows, p.stride, p.channels, p.run, dy, x, of, p.ahead, sums, dots)
     whole_sums(p.channels, sums, s)
     whole_sums(p.channels, dots, q)
 

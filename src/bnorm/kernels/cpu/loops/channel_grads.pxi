@@ -119,7 +119,7 @@ cdef void block_sums(
     cdef double count = <double>b.rows * b.widen * b.run
     cdef Numbers of
     cdef Py_ssize_t c
-    cdef bint as_planes = b.w == NULL and planes_of(b)
+    cdef bint as_planes = planes_of(b)
     if as_planes:
         plane_sums(act, dy, x, b, channels, s, d)
     else:

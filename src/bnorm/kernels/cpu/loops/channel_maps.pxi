@@ -9,6 +9,7 @@ cdef enum:
     LINE = 1024         # values of a line, half as many float64: with their numbers they fit the first-level cache
     TURN = 32           # from this many lines on it pays to begin them where cache lines begin
     EDGED = 64          # from this many values on it pays to send a row or run that is not whole lines
+    PLANES = 64         # planes whose gradient is computed by one call if they have weights
     LOOK = 512          # values checked before they are mapped: enough to pay, and few enough to overlap with the map
 
 
@@ -28,8 +29,8 @@ ctypedef struct Output:
 
 
 cdef inline bint plain(const Job* job, const Output* out) noexcept nogil:
-    """Whether lines.h and rows.h have the map of a job: y is not converted, and a gradient has no weights but has b."""
-    return out.narrow == BN_REAL and (job.dy == NULL or (job.weight == NULL and job.b != NULL))
+    """Whether lines.h and rows.h have the map of a job: y is not converted, and a gradient has b."""
+    return out.narrow == BN_REAL and (job.dy == NULL or job.b != NULL)
 
 
 cdef inline bint by_lines(const Job* job) noexcept nogil:
@@ -95,6 +96,34 @@ cdef void map_planes(
         bn_gradient_rows(job.act, planes, n, <const real*>job.dy + at, x + at, y, &of, edge)
 
 
+cdef void weighted_planes(
+    Job* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t stop, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
+) noexcept nogil:
+    """Compute dx of values i to `stop` of the planes of outer position o: of several planes, or of a part of one, after
+    their weights have been converted."""
+    cdef real[LINE] w
+    cdef real[PLANES] ones
+    cdef double[LINE] near
+    cdef Py_ssize_t most = longest(x), planes = PLANES if job.inner <= most else 1, j = i, n, at
+    cdef Numbers of
+    for n in range(PLANES):
+        ones[n] = 1
+    while begin < end:
+        n = min(most, stop - j)
+        planes = min(planes, end - begin)
+        weights_of_row(weights_at(job.weight, job.weighs, o * job.inner + j, n, near), 1.0 / job.unit, 1, n, n, w)
+        of = numbers_of(job, begin, x)
+        of.gain = ones
+        of.w = w
+        at = (o * job.channels + begin) * job.inner + j
+        bn_gradient_rows(job.act, planes, n, <const real*>job.dy + at, x + at, <real*>out.y + at, &of,
+                         &out.edge if out.direct else <bn_edge*>NULL)
+        j += n
+        if j == stop:
+            j = i
+            begin += planes
+
+
 cdef void map_runs(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
@@ -109,6 +138,9 @@ cdef void map_runs(
         o = r // job.segments
         i = (r % job.segments) * job.segment
         stop = min(i + job.segment, job.inner)
+        if planes and job.dy != NULL and job.weight != NULL:
+            weighted_planes(job, o, i, stop, begin, end, out, x)
+            continue
         if planes and job.segments == 1:
             map_planes(job, (o * job.channels + begin) * job.inner, end - begin, job.inner, begin, out, x)
             continue

@@ -91,8 +91,8 @@ BN_APART void OF(bn_map_columns)(bn_activation act, ptrdiff_t lines, ptrdiff_t s
     BN_BY_KIND(OF(bn_map_columns_by), act, lines, step, x, y, n, of, from, infinite, edge)
 }
 
-/* Computes lines of dx in the same way; one line is sent if there is an `edge`, and then there are no weights, and b is
- * not NULL. of->w begins with the weights of this line, not with those of column 0; then there is one line. */
+/* Computes lines of dx in the same way; one line is sent if there is an `edge`, and then b is not NULL. of->w begins
+ * with the weights of this line, not with those of column 0; then there is one line. */
 BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
                                           const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from,
                                           bn_edge *edge)
@@ -101,7 +101,9 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, pt
     const real *shift = (const real *)of->shift + from;
     const real *a = (const real *)of->a + from, *b = of->b ? (const real *)of->b + from : NULL;
     const real *c = b ? (const real *)of->c + from : NULL, *w = (const real *)of->w;
-    if (edge)
+    if (edge && w)
+        BN_SEND_VALUES(0, n, dx, edge, BN_WEIGHTED_COLUMN);
+    else if (edge)
         BN_SEND_VALUES(0, n, dx, edge, BN_COLUMN_GRADIENT);
     else if (!b)
         BN_LINES_OF(dx, BN_FROZEN_COLUMN)

@@ -21,30 +21,32 @@
             SUMS;                                                                                                     \
         }
 
-#define bn_plane_sums(act, rows, stride, planes, n, dy, ...)                                                          \
-    BN_OF(bn_plane_sums, dy)(act, rows, stride, planes, n, dy, __VA_ARGS__)
+#define bn_plane_sums(act, weighed, rows, stride, planes, n, dy, ...)                                                 \
+    BN_OF(bn_plane_sums, dy)(act, weighed, rows, stride, planes, n, dy, __VA_ARGS__)
 #define BN_TEMPLATE "planes.h"
 #include "both.h"
 #elif defined(real)
 
-BN_INLINE void OF(bn_plane_products_of)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,
-                                        ptrdiff_t n, const real *dy, const real *x, const bn_numbers *of,
+BN_INLINE void OF(bn_plane_products_of)(bn_activation act, int weighed, ptrdiff_t rows, ptrdiff_t stride,
+                                        ptrdiff_t planes, ptrdiff_t n, const real *dy, const real *x, const bn_numbers *of,
                                         bn_ahead *ahead, double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
     BN_MAP_NUMBERS(BN_ARRAY_IS)
-    BN_EVERY_PLANE(OF(bn_products)(0, brief, act, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c,
+    BN_EVERY_PLANE(OF(bn_products)(0, brief, weighed, act, dy + at, x + at, n, h[c], scale[c], shift[c], sum + 8 * c,
                                    dot + 8 * c))
 }
 
 /* Adds sum g and sum g (x - h) of all planes to the two sums of their channel, 8 parts of each. g is dy before the
- * activation, or x - h if there is no dy. */
-BN_APART void OF(bn_plane_sums)(bn_activation act, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes, ptrdiff_t n,
-                                const real *dy, const real *x, const bn_numbers *of, bn_ahead *ahead,
+ * activation, or x - h if there is no dy. weighed: x does not enter where g is 0. */
+BN_APART void OF(bn_plane_sums)(bn_activation act, int weighed, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t planes,
+                                ptrdiff_t n, const real *dy, const real *x, const bn_numbers *of, bn_ahead *ahead,
                                 double *BN_RESTRICT sum, double *BN_RESTRICT dot)
 {
     BN_ARRAY_IS(h)
-    if (dy) {
-        BN_BY_KIND(OF(bn_plane_products_of), act, rows, stride, planes, n, dy, x, of, ahead, sum, dot)
+    if (dy && weighed) {
+        BN_BY_KIND(OF(bn_plane_products_of), act, 1, rows, stride, planes, n, dy, x, of, ahead, sum, dot)
+    } else if (dy) {
+        BN_BY_KIND(OF(bn_plane_products_of), act, 0, rows, stride, planes, n, dy, x, of, ahead, sum, dot)
     } else {
         BN_EVERY_PLANE(OF(bn_squares)(0, brief, x + at, n, h[c], sum + 8 * c, dot + 8 * c))
     }

@@ -13,15 +13,17 @@
     const real v_ = x[i] - h;                                                                                         \
     s[j] += v_;                                                                                                       \
     t[j] += v_ * v_;
+/* g is dy before the activation. With weights (`weighed`, a constant to the compiler) x does not enter if g is 0. */
 #define BN_PULL(i, v) OF(bn_act_pull)(act, (v) * scale + shift, dy[i])
+#define BN_TIMES(g, v) (g) * (weighed ? OF(bn_kept)(v, (g) != 0) : (v))
 #define BN_TWO_PRODUCTS(i, k, kept)                                                                                   \
     const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(i, u_), f_ = BN_PULL(k, v_);                                \
     s[j] = g_ + OF(bn_kept)(f_, kept);                                                                                \
-    t[j] = g_ * u_ + OF(bn_kept)(f_ * v_, kept);
+    t[j] = BN_TIMES(g_, u_) + OF(bn_kept)(BN_TIMES(f_, v_), kept);
 #define BN_PRODUCT(i)                                                                                                 \
     const real v_ = x[i] - h, g_ = BN_PULL(i, v_);                                                                    \
     s[j] += g_;                                                                                                       \
-    t[j] += g_ * v_;
+    t[j] += BN_TIMES(g_, v_);
 
 /* SUMS of run after run, as long as at least `least` values may still be read. */
 #define BN_EACH_RUN(least, SUMS)                                                                                      \
@@ -93,7 +95,7 @@ BN_INLINE void OF(bn_row_squares)(const real *x, ptrdiff_t n, real h, double *su
     OF(bn_squares)(1, 0, x, n, h, sum, square);
 }
 
-BN_INLINE void OF(bn_products)(int begin, int brief, bn_activation act, const real *dy, const real *x,
+BN_INLINE void OF(bn_products)(int begin, int brief, int weighed, bn_activation act, const real *dy, const real *x,
                                ptrdiff_t n, real h, real scale, real shift, double *sum, double *dot)
 {
     BN_RUN_SUMS(begin, brief, n, sum, dot, BN_TWO_PRODUCTS, BN_PRODUCT)
@@ -125,9 +127,9 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
     else if (n <= BN_WIDTH)
         BN_EACH_RUN(BN_WIDTH, OF(bn_run_vector)(BN_WIDTH, dy, x, (int32_t)n, h[k], sum, dot))
     else if (n < 2 * BN_WIDTH)
-        BN_EACH_RUN(n, OF(bn_products)(1, 1, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
+        BN_EACH_RUN(n, OF(bn_products)(1, 1, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
     else
-        BN_EACH_RUN(n, OF(bn_products)(1, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
+        BN_EACH_RUN(n, OF(bn_products)(1, 0, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
     BN_EACH_RUN(n, {
         for (int j = 0; j < 8; j++)
             sum[j] = dot[j] = 0.0;
