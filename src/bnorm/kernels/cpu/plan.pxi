@@ -111,7 +111,7 @@ cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
 
 cdef inline bint is_far(const Job* job, Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
     """Whether an input of n_bytes is fetched ahead: if it has at least `least`, unless the processor follows its long
-    runs better by itself. That is so if little is computed: not for narrow types, nor with weights (`weigh`)."""
+    runs better by itself: not those of narrow types, nor of float32 summed with weights (`weigh`)."""
     return n_bytes >= least and not (before_zen_5 and job.inner >= LONG_RUN and job.narrow == BN_REAL)
 
 

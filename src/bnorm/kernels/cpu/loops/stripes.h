@@ -7,7 +7,7 @@
 #include "pairs.h"
 
 enum {
-    BN_STRIPE = 8,                      /* rows whose columns are added up in the type of x */
+    BN_STRIPE = 16,                     /* rows whose columns are added up in the type of x */
 #if defined(__AVX512F__)
     BN_BROAD = 2 * BN_WIDTH,            /* columns whose sums all stay in registers */
     BN_NARROW = 3 * BN_BROAD            /* most values of a float32 row that is always cut into parts of BN_BROAD */
