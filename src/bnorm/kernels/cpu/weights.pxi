@@ -102,23 +102,9 @@ def keep_weights(cnp.ndarray weight not None, bint copy):
 
 cdef double unit_of(cnp.ndarray weight) except *:
     """Return a power of two near the largest weight; 1 without weights."""
-    cdef const double* w = <const double*>data(weight)
-    cdef double[LANES] most
     cdef int exponent = 0
-    cdef Py_ssize_t i = 0, j, n
-    if w != NULL and cnp.PyArray_TYPE(weight) != cnp.NPY_DOUBLE:
+    if weight is not None and cnp.PyArray_ITEMSIZE(weight) == 1:
         frexp(<double>weight.max(initial=0), &exponent)
-    elif w != NULL:
-        n = cnp.PyArray_SIZE(weight)
-        for j in range(LANES):
-            most[j] = 0.0
-        while i + LANES <= n:
-            for j in range(LANES):
-                most[j] = w[i + j] if w[i + j] > most[j] else most[j]
-            i += LANES
-        for j in range(n - i):
-            most[0] = max(most[0], w[i + j])
-        for j in range(1, LANES):
-            most[0] = max(most[0], most[j])
-        frexp(most[0], &exponent)
+    elif weight is not None:
+        frexp(loops.largest(data(weight), kind_of_weights(weight), cnp.PyArray_SIZE(weight)), &exponent)
     return ldexp(1.0, max(-1000, min(1000, exponent)))

@@ -8,10 +8,11 @@
 # Uses Block, Folds, begin_sums, columns_of, gather_sums, is_mask, lane_sum, values_of, weights_at, weights_from
 # (channel_columns), Parts, add_unmarked, careful_moments (channel_moments), has_planes, in_columns, in_eights,
 # sums_of_columns, sums_of_planes, sums_of_rows (channel_weights).
-# Gives fold_weights, recenter, weight_of, weighted_moments.
+# Gives fold_weights, largest_weight, recenter, weight_of, weighted_moments.
 
 cdef enum:
     FOLD = 512      # weights that are summed as eight rows of LANES
+    SIDE = 16       # weights that are compared side by side
 
 
 cdef inline double lesser(double a, double b) noexcept nogil:
@@ -49,6 +50,30 @@ cdef double weight_of_fold(const void* weight, int weighs, Py_ssize_t n, int* ne
         found |= low[j] < 0.0
     negative[0] |= found
     return lane_sum(lanes, LANES) + (weight_of_fold(w + FOLD, BN_REAL, n - FOLD, negative) if n > FOLD else 0.0)
+
+
+cdef inline double largest(const term* w, Py_ssize_t n) noexcept nogil:
+    """Return the largest of n weights, or 0, in lanes that vectorize."""
+    cdef term[SIDE] most
+    cdef Py_ssize_t i = 0, j
+    for j in range(SIDE):
+        most[j] = 0
+    while i + SIDE <= n:
+        for j in range(SIDE):
+            most[j] = w[i + j] if w[i + j] > most[j] else most[j]
+        i += SIDE
+    for j in range(n - i):
+        most[j] = w[i + j] if w[i + j] > most[j] else most[j]
+    for j in range(SIDE // 2):
+        most[j] = most[SIDE // 2 + j] if most[SIDE // 2 + j] > most[j] else most[j]
+    for j in range(1, SIDE // 2):
+        most[0] = most[j] if most[j] > most[0] else most[0]
+    return most[0]
+
+
+cdef double largest_weight(const void* weight, int weighs, Py_ssize_t n) noexcept nogil:
+    """The same for weights of float64 or float32."""
+    return largest(<const double*>weight, n) if weighs == BN_REAL else largest(<const float*>weight, n)
 
 
 cdef inline bint recenter(

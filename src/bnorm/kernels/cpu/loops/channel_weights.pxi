@@ -235,7 +235,7 @@ cdef inline void columns_by_turns(
     const real* x, const Block* b, const double* m, Py_ssize_t r, const int64_t* order, double* s, double* q
 ) noexcept nogil:
     """Add the sums of ROWS rows, from row r on, to those of their columns. Weights are spread in registers."""
-    cdef double[3 * TILE] near  # a byte for each column of the rows
+    cdef double[3 * TILE] near  # a byte for each column of the rows, or a number for each position
     cdef Py_ssize_t all = width_of(b)
     cdef int how = BN_SHARED if b.weighs == BN_REAL or BN_PERMUTES == 1 else BN_SHARED_FLOATS \
         if b.weighs == BN_FLOAT32 else BN_SHARED_BYTES

@@ -1,8 +1,9 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only the ratios of weights matter to a
 # row, so they are divided by a power of two near the largest, and then fit the type of x.
 #
-# Uses is_mask, weights_from (channel_columns), Output (channel_maps), recenter, weight_of (channel_weighted),
-# sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable, walk_on (row_sums).
+# Uses is_mask, weights_from (channel_columns), Output (channel_maps), largest_weight, recenter, weight_of
+# (channel_weighted), sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable, walk_on
+# (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
@@ -17,26 +18,21 @@ cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
     cdef int negative = 0
     if is_mask(job.weighs):
         return near_bytes(job, o, near)
+    inverse = bn_near_one(largest_weight(w, job.weighs, job.inner))
     if job.weighs == BN_REAL:
-        inverse = made_near(<const double*>w, job.inner, near)
+        make_near(<const double*>w, job.inner, inverse, near)
     else:
-        inverse = made_near(<const float*>w, job.inner, near)
+        make_near(<const float*>w, job.inner, inverse, near)
     all = weight_of(w, job.weighs, job.inner, &negative)
     return all * inverse if 1.0 / all < INFINITY else 0.0
 
 
-cdef inline double made_near(const term* w, Py_ssize_t n, real* near) noexcept nogil:
-    """Store n weights so that the largest is near 1, and return what they are multiplied by."""
-    cdef double most = 0.0, inverse
+cdef inline void make_near(const term* w, Py_ssize_t n, double scale, real* near) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
-        most = w[i] if w[i] > most else most
-    inverse = bn_near_one(most)
-    for i in range(n):
-        near[i] = <real>(w[i] * inverse)
+        near[i] = <real>(w[i] * scale)
     for i in range(n, n + BN_WIDTH):
         near[i] = 0
-    return inverse
 
 
 cdef double near_bytes(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:

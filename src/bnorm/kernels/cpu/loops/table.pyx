@@ -263,5 +263,6 @@ table.write = write_floats
 table.rows = task_of_rows
 table.columns = columns_of_rows
 table.weight = weight_of
+table.largest = largest_weight
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)
