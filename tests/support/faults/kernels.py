@@ -149,6 +149,13 @@ FAULTS = {
             "tests/kernels/test_weighted.py",
         ),
         (
+            "all long runs have the sum of weights of the first",
+            "kernels/cpu/loops/channel_tasks.pxi",
+            "                totals = job.totals + r * TOTALS\n",
+            "                totals = job.totals\n",
+            "tests/kernels/test_kernels.py tests/functional/test_masks.py tests/kernels/test_weighted.py",
+        ),
+        (
             "planes that share weights have the numbers of the first",
             "kernels/cpu/loops/channel_maps.pxi",
             "        of = numbers_of(job, begin, x)\n",

@@ -3,7 +3,7 @@
 # Uses data, expect_vectors, folded, itemsize, matrix, pair, partial_size, read_activation, result, target, to_type,
 # vector, vector_size, view (arrays), channels_of, expect, expect_like, need (guards), FUSE, fits, is_brief, near,
 # rounded_up, run, run_map, scattered, share_weights (plan), Target, assume, fields, move_by_stats, refuse, take
-# (statistics), expect_weights, unit_of, weigh (weights).
+# (statistics), expect_weights, share_totals, size_of_totals, unit_of, weigh (weights).
 # Gives entries only.
 
 
@@ -242,8 +242,10 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     if job.weight != NULL:      # if fused, half as many channels, as the weights need space in the cache too
         share_weights(&job, FUSE // 2 // max(<Py_ssize_t>1, job.outer * job.inner * itemsize(&job)) if job.fused else C)
     cdef size_t partials = 0 if given else partial_size(&job)
-    cdef Memory memory = scratch(partials + 3 * vector_size(&job))
-    folded(&job, memory.at + partials)
+    cdef size_t totals = size_of_totals(&job)
+    cdef Memory memory = scratch(partials + totals + 3 * vector_size(&job))
+    folded(&job, memory.at + partials + totals)
+    share_totals(&job, <double*>(memory.at + partials), totals)
     if given:
         job.mean = <const double*>data(mean)
         job.var = <const double*>data(var)

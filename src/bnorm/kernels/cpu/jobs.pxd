@@ -11,7 +11,8 @@ Words that have one meaning in all files of the loops:
     tile        channels whose columns are summed side by side, for all rows of a piece, before the next tile
     block       rows that are summed about one center; their sums are merged with those of earlier blocks once
     partial     the result of a piece; the parts of moments are count, mean, m2 and low
-    stripe      STRIPE rows; their sums down the columns are made in the type of x
+    step        STEP rows; a piece of rows has whole steps
+    stripe      up to BN_STRIPE rows (stripes.h); their sums down the columns are made in the type of x
     batch       rows whose sums are all made before their maps, so that both find them in the first-level cache
     chunk       narrow values (of 8 or 16 bits) that are converted at a time; wide means float64
     line        values that are mapped at a time; in headers that have no such lines, a cache line
@@ -29,9 +30,10 @@ cdef enum:
     BUFFER = 2048   # values in a batch of short rows: with dy and dx they fit the first-level cache
     FORWARD = 4096  # float32 values in a batch of a forward, which has no dy and dx; half as many float64 values
     PIECE = 1024    # values of gamma and beta that are converted at a time where rows are few and long
-    STRIPE = 8      # rows of a stripe: so few sums in the type of x lose little; a float64 sum costs a few rows' time
+    STEP = 8        # rows that are handled together where they are long, and whose sums are made in the type of x
     CHUNK = 1 << 16     # bytes of a chunk after conversion: x and dy, twice that, stay in the second-level cache
     VECTOR = 16     # float32 values of the widest vector
+    TOTALS = 16     # first blocks of a long run or piece whose sums of weights are computed once for all channels
     AVERAGED = 64   # channels whose running averages are moved together
 
 
@@ -62,6 +64,7 @@ ctypedef struct Job:
     void* y                 # of the type of x; float64 if x has integers
     const void* weight      # [outer][inner] or NULL
     int weighs              # the type of weights: BN_REAL for float64, BN_FLOAT32, or BN_BOOL or BN_UINT8 for a mask
+    double* totals          # sums of weights that tasks share, TOTALS of each piece, or of each long run; or NULL
     int unsound             # a weight is negative or not finite: any task of moments may set it
     double unit             # a power of two near the largest weight, which may not fit the type of x
     bint skipna

@@ -55,6 +55,27 @@ static inline void bn_set(int *flag)
 #endif
 }
 
+/* A number that threads store for each other; all store the same. */
+static inline double bn_shared(const double *number)
+{
+#if defined(__GNUC__) || defined(__clang__)
+    double found;
+    __atomic_load(number, &found, __ATOMIC_RELAXED);
+    return found;
+#else
+    return *(const volatile double *)number;
+#endif
+}
+
+static inline void bn_share_number(double *number, double found)
+{
+#if defined(__GNUC__) || defined(__clang__)
+    __atomic_store(number, &found, __ATOMIC_RELAXED);
+#else
+    *(volatile double *)number = found;
+#endif
+}
+
 /* Whether the processor reads one array from memory fastest without software prefetches, while another is stored past
  * the caches: AMD's do, by half. */
 static inline int bn_foresees(void)

@@ -11,7 +11,7 @@ cdef enum:
     MAX_TASKS = 128         # enough to keep many threads evenly busy
     WORTH = 4               # with more tasks, two threads are faster than one although their sums must be merged
     BRIEF = 1 << 13         # a job on fewer values keeps the GIL: other threads could do little in its time
-    FEW_SUMS = 4            # this many pieces may be of one stripe, although their sums cost as much as two rows
+    FEW_SUMS = 4            # this many pieces may be of one step, although their sums cost as much as two rows
     MIN_ROWS = 512          # least rows in a piece of columns, unless there are two: starting and merging it takes time
     FEW = 16                # with more pieces than this, pieces grow to four times MIN_ROWS before more are made
     FEW_ROWS = 32           # the map of so few rows takes about as long as to make the numbers of its channels
@@ -199,7 +199,7 @@ cdef void plan(Job* job, Py_ssize_t itemsize, bint reduces) noexcept nogil:
     pieces = max(<Py_ssize_t>1, min(job.rows, pieces))
     job.group = parts(units, groups) * job.tile
     job.groups = parts(C, job.group)
-    job.piece = rounded_up(parts(job.rows, pieces), STRIPE if inner == 1 else 1)
+    job.piece = rounded_up(parts(job.rows, pieces), STEP if inner == 1 else 1)
     job.pieces = parts(job.rows, job.piece)
 
 
@@ -290,20 +290,20 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     job.step = 1
     job.pieces = job.outer
     if job.params and job.inner == 1:
-        # A piece has its own sums for the parameters, which are as long as a row. So there are few, of full stripes.
-        job.step = STRIPE
-        job.pieces = max(job.outer // (2 * STRIPE), min(job.outer // STRIPE, <Py_ssize_t>FEW_SUMS))
+        # A piece has its own sums for the parameters, which are as long as a row. So there are few, of whole steps.
+        job.step = STEP
+        job.pieces = max(job.outer // (2 * STEP), min(job.outer // STEP, <Py_ssize_t>FEW_SUMS))
     job.steps = parts(job.outer, job.step)
     job.pieces = max(<Py_ssize_t>1, min(job.pieces, tasks))
     job.group = parts(groups, min(groups, parts(tasks, job.pieces)))
     job.cuts = parts(groups, job.group)
-    # With sums for the parameters, a chunk of narrow rows has full stripes, if one fits the second-level cache.
+    # With sums for the parameters, a chunk of narrow rows has whole steps, if one fits the second-level cache.
     cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2, itemsize = sizeof(float)
     job.chunk = max(<Py_ssize_t>1, CHUNK // itemsize // width)
-    if job.params and job.chunk < STRIPE and STRIPE * width * 2 * itemsize <= FUSE:
-        job.chunk = STRIPE
-    if job.chunk > STRIPE:
-        job.chunk = job.chunk // STRIPE * STRIPE
+    if job.params and job.chunk < STEP and STEP * width * 2 * itemsize <= FUSE:
+        job.chunk = STEP
+    if job.chunk > STEP:
+        job.chunk = job.chunk // STEP * STEP
     job.chunk = 1 if job.cuts > 1 else min(job.chunk, parts(job.steps, job.pieces) * job.step)
     if job.narrow == BN_REAL:
         return

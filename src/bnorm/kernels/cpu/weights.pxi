@@ -1,8 +1,8 @@
 # Weights of positions: the types that they may have, and what is found of all at once: their sum, whether they can be
 # used, and the size of the largest.
 #
-# Uses data, itemsize, narrow_of (arrays), expect (guards), bypasses, parts, sizes (plan).
-# Gives expect_weights, kind_of_weights, unit_of, weigh.
+# Uses data, itemsize, narrow_of (arrays), expect (guards), bypasses, parts, rounded_up, sizes (plan).
+# Gives expect_weights, kind_of_weights, share_totals, size_of_totals, unit_of, weigh.
 
 cdef enum:
     PART = 2048     # weights that are summed and then copied, while they are in the first-level cache
@@ -29,6 +29,23 @@ cdef inline void weigh(Job* job, cnp.ndarray weight) noexcept:
     job.weighs = kind_of_weights(weight)
     if weight is not None and job.dy == NULL and not job.wide and cnp.PyArray_ITEMSIZE(weight) > 1:
         job.far = job.far or job.outer * job.channels * job.inner * itemsize(job) >= sizes.far
+
+
+cdef inline size_t size_of_totals(const Job* job) noexcept nogil:
+    """Return the bytes of the sums of weights that the tasks of a forward share, if it has several groups of channels
+    and both passes over one before the next: in full cache lines."""
+    if job.weight == NULL or not job.fused or job.groups == 1:
+        return 0
+    return rounded_up((job.rows if job.runs else job.pieces) * TOTALS * sizeof(double), BN_LINE)
+
+
+cdef inline void share_totals(Job* job, double* totals, size_t size) noexcept nogil:
+    """Let the tasks share these sums of weights, none of which is known yet."""
+    cdef size_t i
+    if size > 0:
+        job.totals = totals
+        for i in range(size // sizeof(double)):
+            totals[i] = -1.0
 
 
 cdef struct Keep:       # weights that are summed, if they are no mask, and copied, unless `copy` is NULL

@@ -7,9 +7,6 @@
 # Gives add_block, average, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
-cdef enum:
-    TOTALS = 16     # first blocks of a run or tile whose sums of weights are computed once for all channels
-
 
 cdef inline Parts parts_at(const Job* job, Py_ssize_t c, double* partial) noexcept nogil:
     """Return where the moments of a piece are stored, from channel c on."""
@@ -98,20 +95,23 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef Block b
     cdef double* partial = job.partial + p * 4 * job.channels
     cdef bn_ahead walk
-    cdef double[TOTALS] totals
+    cdef double[TOTALS] own
+    cdef double* totals = &own[0] if job.totals == NULL else job.totals + p * TOTALS
     for i in range(4 if job.dy == NULL else 2):
         zero(partial + i * job.channels + begin, end - begin)
     if job.inner == 0:
         return
     for i in range(TOTALS):
-        totals[i] = -1.0
+        own[i] = -1.0
     if job.runs:
         for r in range(first, last):
             if job.far and (job.segments > 1 or r == first):
                 walk_of(job, r, begin, end, &walk, x)
                 bn_fetch(&walk, BN_AHEAD + ROWS * LANES * sizeof(real))
             for i in range(TOTALS):
-                totals[i] = -1.0
+                own[i] = -1.0
+            if job.totals != NULL:
+                totals = job.totals + r * TOTALS
             for c in range(begin, end):
                 reduce_long(job, r, (r - first) * job.segment, c, totals, &walk if job.far else NULL, partial, x)
         return

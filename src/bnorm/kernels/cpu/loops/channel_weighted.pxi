@@ -120,8 +120,9 @@ cdef inline bint any_zero(const Block* b) noexcept nogil:
 
 cdef inline double known_weight(const Block* b) noexcept nogil:
     """Return the sum of the weights if it is known, or can be computed at once, as for bytes; else -1."""
-    if b.total != NULL and b.total[0] >= 0.0:
-        return b.total[0]
+    cdef double known = -1.0 if b.total == NULL else bn_shared(b.total)
+    if known >= 0.0:
+        return known
     return <double>bn_sum_bytes(b.weighs, b.w, values_of(b)) if is_mask(b.weighs) else -1.0
 
 
@@ -205,7 +206,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         if folds.negative or not (count < INFINITY):
             bn_set(b.unsound)
     if b.total != NULL:
-        b.total[0] = count
+        bn_share_number(b.total, count)
     if not 1.0 / count < INFINITY:
         return
     if recenter(b.channels, &count, 0, s, q, to.n, center):

@@ -150,7 +150,7 @@ cdef void sums_of_batch(
         if p == sums.end:
             p = sums.begin
             sums.seen += 1
-            if job.params and sums.seen == STRIPE:
+            if job.params and sums.seen == STEP:
                 pour_stripe(sums, x)
 
 
@@ -342,10 +342,10 @@ cdef void backward_long_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t rows, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end,
     double* dgamma, double* dbeta, Output* out, const real* x
 ) noexcept nogil:
-    """The same for rows longer than a line, with a gamma for each value, at STRIPE outer positions or fewer."""
-    cdef real[STRIPE] h, r, b
-    cdef double[STRIPE] sum, dot
-    cdef double[STRIPE * EIGHTH] s, d
+    """The same for rows longer than a line, with a gamma for each value, at STEP outer positions or fewer."""
+    cdef real[STEP] h, r, b
+    cdef double[STEP] sum, dot
+    cdef double[STEP * EIGHTH] s, d
     cdef Py_ssize_t groups = job.groups, total = readable(job, o, last, end), g, k, row
     cdef Sums sums
     cdef Numbers of

@@ -44,12 +44,12 @@ cdef inline void row_numbers(
     RowJob* job, Py_ssize_t row, Py_ssize_t step, Py_ssize_t rows, real* h, real* r, real* b
 ) noexcept nogil:
     """Compute h, r and b of (x - h) r + b for `rows` rows, which are `step` rows apart."""
-    cdef double[STRIPE] mean, rstd
+    cdef double[STEP] mean, rstd
     cdef Py_ssize_t k
     if step == 1:
         bn_row_numbers(rows, job.mean + row, job.rstd + row, h, r, b)
         return
-    for k in range(rows):   # STRIPE at most
+    for k in range(rows):   # STEP at most
         mean[k] = job.mean[row + k * step]
         rstd[k] = job.rstd[row + k * step]
     bn_row_numbers(rows, <const double*>mean, <const double*>rstd, h, r, b)

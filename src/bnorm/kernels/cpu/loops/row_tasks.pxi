@@ -172,19 +172,19 @@ cdef void row_task(RowJob* job, Py_ssize_t t, const real* x) noexcept nogil:
     """Run task t: forward, or backward if there is a dy."""
     cdef Py_ssize_t p = t // job.cuts, o = piece_of(job, p), last = piece_of(job, p + 1)
     cdef Py_ssize_t begin = (t % job.cuts) * job.group, end = min(begin + job.group, job.groups)
-    cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STRIPE
+    cdef Py_ssize_t size = job.groups * job.channels, row = job.channels * job.inner, positions = STEP
     cdef Py_ssize_t values      # worked on while the next are fetched
     cdef bint deep = job.dy != NULL and job.scale != NULL and row > longest(x)
     cdef double* dgamma = job.partial + p * 2 * size
     cdef double* dbeta = dgamma + size
     cdef Output out
     cdef SentSums sent
-    if STRIPE * row * 2 * <Py_ssize_t>sizeof(real) > SECOND_CACHE:
-        positions = STRIPE // 2
+    if STEP * row * 2 * <Py_ssize_t>sizeof(real) > SECOND_CACHE:
+        positions = STEP // 2
     if deep:
         values = positions * (end - begin) * row
     elif job.params and job.scale != NULL and job.groups == 1:
-        values = max(STRIPE * row, <Py_ssize_t>BUFFER)
+        values = max(STEP * row, <Py_ssize_t>BUFFER)
     else:
         values = max(row, <Py_ssize_t>BUFFER)    # half a batch of a forward: a full batch was no faster
     open_sums(job, &sent)

@@ -37,8 +37,9 @@ from bnorm.kernels.cpu.jobs cimport (
     LANES,
     PIECE,
     SCALAR_RUN,
-    STRIPE,
+    STEP,
     TILE,
+    TOTALS,
     VECTOR,
     WIDE,
     Activation,
@@ -186,6 +187,8 @@ cdef extern from "stripes.h" nogil:
 
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
+    double bn_shared(const double*)
+    void bn_share_number(double*, double)
 
 cdef extern from "weights.h" nogil:
     enum:
