@@ -194,7 +194,7 @@ BN_INLINE bn_doubles bn_take_some_float(const float *from, ptrdiff_t left) { BN_
 BN_INLINE bn_doubles bn_unless_zero(bn_doubles v, bn_doubles w)
 {
     const bn_doubles zero = {0};
-    return (bn_doubles)((bn_longs)v & (w != zero));
+    return (bn_doubles)((bn_longs)v & (bn_longs)(w != zero));
 }
 
 #if BN_PERMUTES > 1
