@@ -104,18 +104,22 @@ cdef inline bint not_finite(Py_ssize_t channels, const double* q) noexcept nogil
     return found != 0
 
 
-cdef inline bint any_zero(const Block* b) noexcept nogil:
-    """Whether a weight of a block is 0."""
-    cdef Py_ssize_t i, n = values_of(b)
-    cdef int found = 0
-    for i in range(n):
-        if b.weighs == BN_REAL:
-            found |= (<const double*>b.w)[i] == 0.0
-        elif b.weighs == BN_FLOAT32:
-            found |= (<const float*>b.w)[i] == 0
-        else:
-            found |= (<const unsigned char*>b.w)[i] == 0
-    return found != 0
+cdef inline bint counts(const Block* b, Py_ssize_t i) noexcept nogil:
+    """Whether the weight of position i of a block is not 0."""
+    if b.weighs == BN_REAL:
+        return (<const double*>b.w)[i] != 0.0
+    if b.weighs == BN_FLOAT32:
+        return (<const float*>b.w)[i] != 0
+    return (<const unsigned char*>b.w)[i] != 0
+
+
+cdef inline Py_ssize_t first_of(const Block* b, bint counted) noexcept nogil:
+    """Return the first position whose weight is not 0 (`counted`), or is 0; the number of positions if there is none.
+    """
+    cdef Py_ssize_t p = 0, n = values_of(b)
+    while p < n and counts(b, p) != counted:
+        p += 1
+    return p
 
 
 cdef inline double known_weight(const Block* b) noexcept nogil:
@@ -142,21 +146,6 @@ cdef double sum_of_folds(const double* sums, Py_ssize_t n) noexcept nogil:
     return sum_of_folds(sums, n // 2) + sum_of_folds(sums + n // 2, n - n // 2) if n > 1 else sums[0]
 
 
-cdef inline Py_ssize_t first_that_counts(const Block* b) noexcept nogil:
-    """Return the first position whose weight is not 0, or the number of positions if there is none."""
-    cdef Py_ssize_t p = 0, n = values_of(b)
-    if b.weighs == BN_REAL:
-        while p < n and (<const double*>b.w)[p] == 0.0:
-            p += 1
-    elif b.weighs == BN_FLOAT32:
-        while p < n and (<const float*>b.w)[p] == 0:
-            p += 1
-    else:
-        while p < n and (<const unsigned char*>b.w)[p] == 0:
-            p += 1
-    return p
-
-
 cdef void weighted_sums(const real* x, const Block* b, const double* center, double* s, double* q) noexcept nogil:
     """Compute s = sum w (x - center) and q = sum w (x - center)^2 per channel. s and q need space for all columns."""
     cdef double[WIDE] columns
@@ -172,7 +161,7 @@ cdef void weighted_sums(const real* x, const Block* b, const double* center, dou
     m = columns_of(center, b, columns)
     sums_of_columns(x, b, m, False, s, q)
     gather_sums(b, s, q)
-    if not_finite(b.channels, q) and any_zero(b):
+    if not_finite(b.channels, q) and first_of(b, False) < values_of(b):
         again.ahead = NULL
         begin_sums(b, s, q)
         sums_of_columns(x, &again, m, True, s, q)
@@ -192,7 +181,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     if count < 0.0:
         folds.done = folds.negative = 0
         first.folds = &folds
-    p = first_that_counts(b)
+    p = first_of(b, True)
     if p == n or 0.0 <= count and not 1.0 / count < INFINITY:   # the block weighs nothing, or too little to divide by
         if b.ahead != NULL:
             bn_advance(b.ahead, n * b.channels * sizeof(real))
