@@ -41,7 +41,7 @@ COMMON = {
 
 # The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
 LEVELS: dict[str, dict[str, list[str]]] = {}
-if sysconfig.get_platform().endswith(("x86_64", "amd64")):
+if X86 := sysconfig.get_platform().endswith(("x86_64", "amd64")):
     avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c", "-mprefer-vector-width=512"]
     LEVELS["avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
     LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
@@ -51,8 +51,10 @@ LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".j
 # with all of -O3 they take a seventh more time to compile, and in the geometric mean of 160 cases their speed was the
 # same. (Without -funswitch-loops gradients of short runs took up to twice as long.) LEANER, without most of -O2 too, is
 # for the baseline, which few processors run where there are wider levels: it compiles in half of the time. (Wider
-# levels compiled this way ran 1% slower, SiLU 13%. The extremes ran up to 47% slower without -O3.)
+# levels compiled this way ran 1% slower, SiLU 13%. The extremes ran up to 47% slower without -O3.) Small arrays are
+# filled with zeros vector by vector: `rep stos`, which GCC prefers, takes longer than to sum a short row.
 LEAN = "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -ftree-partial-pre -funswitch-loops".split()
+LEAN += ["-mmemset-strategy=unrolled_loop:1024:noalign,libcall:-1:noalign"] * X86
 LEANER = [*LEAN, "-O1"]
 # The exact sums are written with fused multiply-adds where the processor has them; their results are exact either way.
 FUSED = {"unix": ["-mfma"], "msvc": []}

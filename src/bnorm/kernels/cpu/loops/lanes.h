@@ -159,12 +159,12 @@ enum {
     }
 
 /* Both sums of a run of n >= 32 values, as 8 parts of each in float64, which are stored (`begin`) or added. SET(i, k,
- * kept) lets s[j] and t[j] begin with value i, plus value k if that is kept; ADD(i) adds value i. If the last values
- * do not fill a vector, the last vector of the run is read together with the first, and only values not yet summed are
- * kept. `begin` and `brief`, whether n is less than 64, are constants to the compiler. */
+ * kept) lets s[j] and t[j] begin with value i, plus value k if that is kept; ADD(i) adds value i. The last vector of the
+ * run is read together with the first, and only its last `rest_` values are kept, which fill no vector of their own, or
+ * are a whole one. `begin` and `brief`, whether n is at most 64, are constants to the compiler. */
 #define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
     {                                                                                                                 \
-        const int32_t rest_ = (int32_t)((n) % BN_WIDTH);                                                              \
+        const int32_t rest_ = (int32_t)((brief) ? (n) - BN_WIDTH : ((n) - 1) % BN_WIDTH + 1);                         \
         const ptrdiff_t even_ = (n) - rest_;                                                                          \
         ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
         real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
@@ -177,7 +177,8 @@ enum {
                     ADD(i_ + j)                                                                                       \
                 }                                                                                                     \
         OF(bn_fold)(BN_WIDTH, begin, s, first);                                                                       \
-        OF(bn_fold)(BN_WIDTH, begin, t, second);                                                                      \
+        if (second)                                                                                                   \
+            OF(bn_fold)(BN_WIDTH, begin, t, second);                                                                  \
         while (!(brief) && i_ < even_) {                                                                              \
             real s[BN_WIDTH], t[BN_WIDTH];                                                                            \
             end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
@@ -188,7 +189,8 @@ enum {
                     ADD(i_ + j)                                                                                       \
                 }                                                                                                     \
             OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                       \
-            OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                      \
+            if (second)                                                                                               \
+                OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                  \
         }                                                                                                             \
     }
 
@@ -212,8 +214,7 @@ enum {
     s[j] += OF(bn_kept)(g_, kept);                                                                                    \
     t[j] += OF(bn_kept)(g_ * d_, kept);
 #define BN_TWO_POWERS(i, k, kept)                                                                                     \
-    s[j] = OF(bn_power)(square, x[i] - h) + OF(bn_power)(square, OF(bn_kept)(x[k] - h, kept));                        \
-    t[j] = 0;
+    s[j] = OF(bn_power)(square, x[i] - h) + OF(bn_power)(square, OF(bn_kept)(x[k] - h, kept));
 #define BN_POWER(i) s[j] += OF(bn_power)(square, x[i] - h);
 
 #define bn_careful_sums(act, what, dy, ...) BN_OF(bn_careful_sums, dy)(act, what, dy, __VA_ARGS__)
@@ -316,8 +317,7 @@ BN_INLINE real OF(bn_power)(int square, real t)
 /* The sum of x - h over a row of 32 values or more, or of its square, as 8 parts in float64. */
 BN_INLINE void OF(bn_long_sum)(int square, int brief, const real *x, ptrdiff_t n, real h, double *eight)
 {
-    double none[8];
-    BN_RUN_SUMS(1, brief, n, eight, none, BN_TWO_POWERS, BN_POWER)
+    BN_RUN_SUMS(1, brief, n, eight, (double *)NULL, BN_TWO_POWERS, BN_POWER)
 }
 
 /* The same for a row of any length; `left` values may be read. */
@@ -335,7 +335,7 @@ BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t 
         for (int32_t j = 0; j < BN_WIDTH; j++)
             s[j] = OF(bn_power)(square, OF(bn_kept)(xr[j] - h, j < (int32_t)n));
         OF(bn_fold)(BN_WIDTH, 1, s, eight);
-    } else if (n < 2 * BN_WIDTH) {
+    } else if (n <= 2 * BN_WIDTH) {
         OF(bn_long_sum)(square, 1, x, n, h, eight);
     } else {
         OF(bn_long_sum)(square, 0, x, n, h, eight);

@@ -7,7 +7,7 @@
 
 /* Applies SUMS to every plane of channels c and outer positions r_; `at` is where the plane begins. */
 #define BN_EVERY_PLANE(SUMS)                                                                                          \
-    if (n < 2 * BN_WIDTH)                                                                                             \
+    if (n <= 2 * BN_WIDTH)                                                                                            \
         BN_EVERY(1, SUMS)                                                                                             \
     else                                                                                                              \
         BN_EVERY(0, SUMS)

@@ -13,7 +13,7 @@ cdef enum:
     WIDTH = BN_WIDTH
     EIGHTH = 8          # partial sums that are left: a vector of float64
     BATCH = BN_BATCH
-    ONCE = 256          # from this many values on a row is read once for both sums
+    ONCE = 129          # from this many values on a row is read once for both sums
 
 
 cdef inline int poor(double n, double off, double most, double square, const real* x) noexcept nogil:

@@ -126,7 +126,7 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
         BN_EACH_RUN(BN_TINY, OF(bn_run_vector)(BN_TINY, dy, x, (int32_t)n, h[k], sum, dot))
     else if (n <= BN_WIDTH)
         BN_EACH_RUN(BN_WIDTH, OF(bn_run_vector)(BN_WIDTH, dy, x, (int32_t)n, h[k], sum, dot))
-    else if (n < 2 * BN_WIDTH)
+    else if (n <= 2 * BN_WIDTH)
         BN_EACH_RUN(n, OF(bn_products)(1, 1, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
     else
         BN_EACH_RUN(n, OF(bn_products)(1, 0, 0, bn_identity(), dy, x, n, h[k], 0, 0, sum, dot))
