@@ -70,6 +70,6 @@ def test_the_header_is_that_of_the_code(path):
 
 def test_names_are_found():
     loops = CPU / "loops"
-    assert {"ACROSS", "careful_sums", "Parts"} <= set(defined(loops / "channel_moments.pxi"))
+    assert {"CAREFUL", "careful_sums", "Parts"} <= set(defined(loops / "channel_moments.pxi"))
     assert "block_moments" in uses(loops / "row_tasks.pxi", loops / "channel_moments.pxi")
     assert "written" in uses(CPU / "statistics.pxi", CPU / "statistics.pxi")

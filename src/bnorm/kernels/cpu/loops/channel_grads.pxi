@@ -6,7 +6,7 @@
 # and its first argument is the activation.
 #
 # Uses Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero (channel_columns),
-# column_sums, product (channel_moments).
+# column_sums, product (channel_sums).
 # Gives block_sums, numbers_of_columns, products_beyond_float, pulled, sums_of_pairs.
 
 

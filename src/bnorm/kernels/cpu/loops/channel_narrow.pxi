@@ -5,8 +5,8 @@
 # Integers without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
 #
 # Uses Block, ROWS, begin_sums, columns_of, gather_sums, values_of, weights_from, width_of (channel_columns),
-# numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts,
-# centered_sums, exact_sums (channel_moments), add_block, parts_at (channel_tasks).
+# numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts
+# (channel_moments), centered_sums, exact_sums (channel_sums), add_block, parts_at (channel_tasks).
 # Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 

@@ -3,7 +3,7 @@
 # few, columns are, to which weights are copied in registers (weights.h).
 #
 # Uses Block, FETCH_COLUMNS, ROWS, is_mask, plane_of, pour, size_of_weight, values_of, weights_at, weights_from,
-# whole_sums, width_of, zero (channel_columns), ACROSS (channel_moments), fold_weights (channel_weighted).
+# whole_sums, width_of, zero (channel_columns), ACROSS (channel_sums), fold_weights (channel_weighted).
 # Gives has_planes, in_columns, in_eights, sums_of_columns, sums_of_planes, sums_of_rows.
 
 cdef enum:

@@ -6,10 +6,10 @@
 # runs with one gamma each, which use the functions for long runs.
 #
 # Uses Block, block_rows, gather, run_block, zero (channel_columns), Output, longest (channel_maps), Parts,
-# block_moments, careful_sums, centered_sums (channel_moments), AT_ONCE, backward_long_rows, backward_rows,
-# backward_short_rows (row_gradients), forward_maps, map_by_pieces, params_in, short_runs (row_maps), SentSums,
-# close_sums, open_sums, second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short), piece_of,
-# readable, walk_on (row_sums), weighted_backward, weighted_forward (row_weighted).
+# block_moments, careful_sums (channel_moments), centered_sums (channel_sums), AT_ONCE, backward_long_rows,
+# backward_rows, backward_short_rows (row_gradients), forward_maps, map_by_pieces, params_in, short_runs (row_maps),
+# SentSums, close_sums, open_sums, second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short),
+# piece_of, readable, walk_on (row_sums), weighted_backward, weighted_forward (row_weighted).
 # Gives FETCH_BYTES, columns_of_rows, row_task.
 
 cdef enum:

@@ -6,6 +6,7 @@
 # means. So every build gives the same bits. The parts:
 #
 #   channel_columns.pxi    blocks, channels and columns: copy numbers of channels to columns, add up sums of columns
+#   channel_sums.pxi       sums of the columns of a block, some rows side by side
 #   channel_moments.pxi    count, mean, m2 and low of a block: the fast way, and the careful way in float64
 #   channel_weights.pxi    sums of columns whose positions have weights
 #   channel_weighted.pxi   moments of a block with weights
@@ -232,6 +233,7 @@ ctypedef fused term:    # the type in which sums are computed
     double
 
 include "channel_columns.pxi"
+include "channel_sums.pxi"
 include "channel_moments.pxi"
 include "channel_weights.pxi"
 include "channel_weighted.pxi"
