@@ -15,7 +15,7 @@ from .timing import Calls, Effort, in_turns
 SHAPE = (1_000_000, 32)  # in no cache
 OPERATIONS = ["moments", "training", "inference", "backward"]
 EFFORT = Effort(processes=1, rounds=8, least=4, budget=2.0, sample=0.002)
-BASE, OTHERS = "float32", ["float64", "float16", "bfloat16", "uint8", "int16"]
+BASE, OTHERS = "float32", ["float64", "float16", "bfloat16", "uint8", "int16", "int32", "int64"]
 
 
 def has_bfloat16() -> bool:

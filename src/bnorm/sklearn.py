@@ -17,7 +17,7 @@ from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
 from bnorm.transformer.tables import Dense
-from bnorm.transformer.validation import INTEGERS, Callbacks, aside, float_types, native, of_frame, plain
+from bnorm.transformer.validation import INTEGERS, READ, Callbacks, aside, float_types, native, of_frame, plain
 
 __all__ = ["StandardScaler"]
 
@@ -346,7 +346,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
 def _validated(check: partial[Any], X: Any, in_place: bool, accept_sparse: Any = "csr") -> Any:
     """Return X after scikit-learn's check, but for infinity, which the kernels find."""
-    if not in_place and (x := of_frame(check, X)) is not None:
+    if not in_place and (x := of_frame(check, X, READ)) is not None:
         return x
     dtype = float_types(X, integers=not in_place and not issparse(X))
     return native(check(X, accept_sparse=accept_sparse, dtype=dtype, force_writeable=in_place, ensure_all_finite=False))

@@ -1,4 +1,4 @@
-"""Numbers of 8 and 16 bits: what they are converted to, what is exact, and that no array is copied for it."""
+"""Integers and half precision: what they are converted to, what is exact, and that no array is copied for it."""
 
 import ctypes
 import tracemalloc
@@ -17,11 +17,13 @@ from bnorm.sklearn import StandardScaler
 
 HALVES = [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)]
 INTEGERS = list(map(np.dtype, cpu.INTEGERS))
+SMALL = [dtype for dtype in INTEGERS if dtype.itemsize <= 2]  # sums of their squares are made in 64 bits
 RNG = np.random.default_rng(0)
 # Every way from a shape to the sums of integers: short and long runs, widened rows, what is left over, none at all.
 SHAPES = [(1000, 7), (33, 3, 40), (5000, 100), (7, 3, 3000), (1, 2, 100_000), (300, 1500), (40, 30, 300), (0, 3)]
 halves = pytest.mark.parametrize("dtype", HALVES, ids=str)
 integers = pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+small = pytest.mark.parametrize("dtype", SMALL, ids=str)
 
 
 def span(dtype):
@@ -66,7 +68,7 @@ def test_float32_is_rounded_to_the_nearest_half(dtype):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@integers
+@small
 def test_moments_of_integers_are_exact(dtype, shape):
     x = drawn(dtype, shape)
     count, mean, m2, _ = cpu.moments(x)
@@ -82,12 +84,33 @@ def test_moments_of_integers_are_exact(dtype, shape):
 
 
 @integers
+def test_integers_are_rounded_to_the_nearest_float64(dtype):
+    low, high = span(dtype)
+    near = [v for p in (24, 31, 53, 54, 63) for d in (-3, -1, 0, 1, 3) for v in (2**p + d, 3 * 2 ** (p - 1) + d)]
+    x = np.array([v for v in [low, high, *near, *(-v for v in near)] if low <= v <= high], dtype)
+    for a in (x, drawn(dtype, 1000)):
+        assert cpu.widened(a).tolist() == [float(v) for v in a.tolist()]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [dtype for dtype in INTEGERS if dtype not in SMALL], ids=str)
+def test_moments_of_larger_integers_are_those_of_float64(dtype, shape):
+    """Of small numbers far from 0, and of all numbers of the type."""
+    high = span(dtype)[1]
+    for x in (high - 10**6 + RNG.integers(0, 50, shape).astype(dtype), drawn(dtype, shape)):
+        got, want = cpu.moments(x), cpu.moments(x.astype("f8"))
+        std = np.sqrt(want[2] / np.maximum(want[0], 1)) + 1
+        assert np.array_equal(got[0], want[0])
+        assert np.all(np.abs(got[1] - want[1]) <= 1e-12 * std + 2.0**-52 * np.abs(want[1]))
+        assert np.allclose(got[2], want[2], rtol=1e-12)
+
+
+@integers
 def test_moments_of_the_ends_of_a_type(dtype):
     """Squares and sums at their largest, of more values than a sum of 32 bits has room for."""
-    low, high = span(dtype)
-    x = np.full((1 << 18, 3), high, dtype)
-    x[:, 1] = low
-    x[::2, 2] = low
+    low, high = map(float, span(dtype))
+    x = np.full((1 << 18, 3), span(dtype)[1], dtype)
+    x[:, 1] = x[::2, 2] = span(dtype)[0]
     _, mean, m2, _ = cpu.moments(x)
     assert mean.tolist() == [high, low, (low + high) / 2]
     assert m2.tolist() == [0, 0, len(x) * ((high - low) / 2) ** 2]
@@ -144,7 +167,7 @@ def test_a_bool_of_any_bits_is_true():
 def test_integers_go_through_batch_norm_as_float64_does(dtype, shape):
     x, w = drawn(dtype, shape), RNG.random((shape[0], int(np.prod(shape[2:])))).round(1)
     wide = x.astype("f8")
-    assert np.allclose(cpu.moments(x, w), cpu.moments(wide, w), rtol=1e-12, atol=1e-10)
+    assert np.allclose(cpu.moments(x, w), cpu.moments(wide, w), rtol=1e-12, atol=max(1e-10, 1e-12 * span(dtype)[1]))
     stats = cpu.finish(cpu.moments(wide), None, None, 1e-5)
     assert cpu.normalize(x, stats, leaky(0.2)).tobytes() == cpu.normalize(wide, stats, leaky(0.2)).tobytes()
     y, *_ = cpu.forward(x, None, None, 1e-5)
@@ -172,6 +195,13 @@ def test_functions_and_layers_of_integers(dtype):
     assert F.batch_norm(x, out=out)[0] is out
     with pytest.raises(TypeError, match="batch_norm: out: expected dtype float64, got"):
         F.batch_norm(x, out=x)
+
+
+@integers
+def test_rows_of_integers_are_refused(dtype):
+    x = np.zeros((2, 1, 8, 1), dtype)
+    with pytest.raises(TypeError, match=f"x: expected floats, got {dtype}"):
+        cpu.rows_forward(x, None, None, 1e-5)
 
 
 def test_bfloat16_through_every_function():

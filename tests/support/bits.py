@@ -186,7 +186,7 @@ def digests():
     cases += [(f, shape, "f2") for f in (basics, the_rest) for shape in CHANNELS]
     cases += [(basics, shape, "bfloat16") for shape in CHANNELS]
     cases += [(integers, shape, dtype) for shape in CHANNELS for dtype in ("u1", "i2", "u2")]
-    cases += [(integers, shape, dtype) for shape in WITH_NAN for dtype in ("bool", "i1")]
+    cases += [(integers, shape, dtype) for shape in WITH_NAN for dtype in ("bool", "i1", "i4", "u4", "i8", "u8")]
     cases += [(conversions, (1 << 20,), dtype) for dtype in ("f2", "bfloat16")]
     cases += [(not_a_number, shape, dtype) for shape in WITH_NAN for dtype in ("f4", "f8")]
     cases += [(rows, shape, dtype) for shape in ROWS for dtype in ("f2", "f4", "f8")]

@@ -27,9 +27,10 @@ READ = {
     "missing values": pd.DataFrame({"a": [1.0, None, 3.0], "b": [np.nan, 5.0, 7.0]}),
     "some rows and columns": pd.DataFrame(X, columns=["a", "b", "c"]).iloc[1::2, [2, 0]],
     "one column": pd.DataFrame(X[:, :1], columns=["a"]),
+    "whole numbers alone": pd.DataFrame(WHOLE, columns=["a", "b", "c"]),
+    "whole numbers of two widths": pd.DataFrame({"a": WHOLE[:, 0].astype("i4"), "b": WHOLE[:, 1].astype("i2")}),
 }
 LEFT = {
-    "whole numbers alone": pd.DataFrame(WHOLE),
     "bools": pd.DataFrame({"a": X[:, 0], "b": X[:, 1] > 0}),
     "objects": pd.DataFrame({"a": X[:, 0], "b": X[:, 1].astype(object)}),
     "text": pd.DataFrame({"a": X[:, 0], "b": [f"{x}" for x in X[:, 1]]}),
@@ -51,8 +52,9 @@ every_estimator = pytest.mark.parametrize("make", ESTIMATORS)
 
 @pytest.mark.parametrize("name", READ)
 def test_the_array_is_the_one_of_scikit_learn(name):
-    check = partial(check_array, dtype=[np.float64, np.float32, np.float16], ensure_all_finite=False)
-    got, want = validation.of_frame(check, READ[name]), check(READ[name])
+    types = [np.float64, np.float32, np.float16, *validation.INTEGERS]
+    check = partial(check_array, dtype=types, ensure_all_finite=False)
+    got, want = validation.of_frame(check, READ[name], validation.READ), check(READ[name])
     assert got.dtype == want.dtype
     assert got.flags.f_contiguous == want.flags.f_contiguous
     np.testing.assert_array_equal(got, want)
@@ -60,7 +62,14 @@ def test_the_array_is_the_one_of_scikit_learn(name):
 
 @pytest.mark.parametrize("name", LEFT)
 def test_other_frames_are_left_to_scikit_learn(name):
-    assert validation.of_frame(partial(check_array), LEFT[name]) is None
+    assert validation.of_frame(partial(check_array), LEFT[name], validation.READ) is None
+
+
+def test_whole_numbers_are_left_to_scikit_learn_where_they_become_floats():
+    frame = READ["whole numbers alone"]
+    assert validation.of_frame(partial(check_array), frame, validation.FLOATS) is None
+    z = bnorm.sklearn.StandardScaler(copy=False).fit(frame).transform(frame)  # could not be written into them
+    np.testing.assert_allclose(z, bnorm.sklearn.StandardScaler().fit(frame).transform(frame), atol=1e-15)
 
 
 @every_estimator

@@ -27,7 +27,8 @@ KEY = "bnorm"
 SAFETENSORS, NPZ = ".safetensors", ".npz"
 SUFFIXES = (SAFETENSORS, NPZ)
 DTYPES = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "U8": "|u1"}  # the dtypes of states, under safetensors' names
-DTYPES |= {"F16": "<f2", "I16": "<i2", "U16": "<u2", "I8": "|i1", "BOOL": "|b1"}  # and of the rows of windows
+DTYPES |= {"F16": "<f2", "I32": "<i4", "I16": "<i2", "I8": "|i1", "BOOL": "|b1"}  # and of the rows of windows
+DTYPES |= {"U64": "<u8", "U32": "<u4", "U16": "<u2"}
 MAGIC = {SAFETENSORS: re.compile(rb".{8}\{", re.DOTALL), NPZ: re.compile(rb"PK\x03\x04")}
 # NumPy's header of a plain array. NumPy itself has Python parse it, which on two threads at once fails in Python 3.11.
 HEADER = re.compile(

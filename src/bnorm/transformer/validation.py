@@ -1,6 +1,7 @@
 """Validation of tables by scikit-learn's rules and with its error messages."""
 
 import sys
+from collections.abc import Set
 from functools import partial
 from typing import Any, cast
 
@@ -96,7 +97,7 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
             f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
             "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
         )
-    if kind is ndarray and not writeable and (x := of_frame(validate, X)) is not None:
+    if kind is ndarray and not writeable and (x := of_frame(validate, X, READ if integers else FLOATS)) is not None:
         return x
     kernels_for(X, WHO, "X", kind, "the layer_")
     _refuse_times(validate, X)
@@ -117,10 +118,11 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
     return x if x.dtype in FLOATS else x.astype(np.float64)
 
 
-def of_frame(validate: partial[Any], X: Any) -> ndarray | None:
-    """The values of a pandas frame of floats, or of floats and integers, as validation would return them; else None.
+def of_frame(validate: partial[Any], X: Any, types: Set[np.dtype[Any]]) -> ndarray | None:
+    """The values of a pandas frame of floats and integers, as validation would return them; else None.
 
     scikit-learn takes half a millisecond for any frame. Of such a frame only the names of the columns need a look.
+    types: those that validation does not convert.
     """
     pandas = sys.modules.get("pandas")
     if pandas is None or type(X) is not pandas.DataFrame or not X.size:
@@ -128,7 +130,7 @@ def of_frame(validate: partial[Any], X: Any) -> ndarray | None:
     if not all(isinstance(kind, np.dtype) and kind.isnative and kind.kind in "fiu" for kind in X.dtypes.to_numpy()):
         return None
     x: ndarray = X.to_numpy()
-    if x.dtype not in FLOATS:
+    if x.dtype not in types:
         return None
     if validate.func is validate_data:
         reset = validate.keywords["reset"]

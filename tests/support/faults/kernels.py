@@ -121,6 +121,20 @@ FAULTS = {
             "tests/kernels/test_same_bits.py::test_the_columns_beside_it_change_no_bit_of_a_channel",
         ),
         (
+            "uint64 is read as int64",
+            "kernels/cpu/loops/narrow.h",
+            "    default: BN_READ_AS(uint64_t, values[i])\n",
+            "    default: BN_READ_AS(int64_t, values[i])\n",
+            "tests/kernels/test_narrow.py",
+        ),
+        (
+            "squares of int32 are added in 64 bits",
+            "kernels/cpu/loops/channel_narrow.pxi",
+            "    return BN_BOOL <= job.narrow <= BN_INT16 and",
+            "    return BN_BOOL <= job.narrow and",
+            "tests/kernels/test_narrow.py",
+        ),
+        (
             "the last value of a row is added twice if rows fill whole vectors",
             "kernels/cpu/loops/lanes.h",
             "((n) - 1) % BN_WIDTH + 1);                         \\\n",

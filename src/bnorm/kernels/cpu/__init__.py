@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("bool", "uint8", "int8", "uint16", "int16")
+INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 memory = asarray
 
 

@@ -50,13 +50,13 @@ cdef inline cnp.ndarray result(cnp.ndarray x, cnp.ndarray out):
 
 
 cdef inline int narrow_of(cnp.ndarray x) noexcept:
-    """Return narrow.h's number for the type of x. A type that is not NumPy's own is some library's bfloat16."""
+    """Return the type of x, BN_REAL if the loops compute in it. One that is not NumPy's own is some library's
+    bfloat16."""
     cdef int kind = cnp.PyArray_TYPE(x)
     if kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT:
         return BN_REAL
     return BN_HALF if kind == cnp.NPY_FLOAT16 else BN_BOOL if kind == cnp.NPY_BOOL \
-        else BN_UINT8 if kind == cnp.NPY_UINT8 else BN_INT8 if kind == cnp.NPY_INT8 \
-        else BN_UINT16 if kind == cnp.NPY_UINT16 else BN_INT16 if kind == cnp.NPY_INT16 else BN_BFLOAT
+        else integer_kind(x) if cnp.PyTypeNum_ISINTEGER(kind) else BN_BFLOAT
 
 
 cdef inline bint is_wide(cnp.ndarray x) noexcept:

@@ -19,10 +19,17 @@ from bnorm.kernels.cpu.kinds cimport (
 )
 
 
+cdef inline int integer_kind(cnp.ndarray x) noexcept:
+    """Return the type of an array of integers. NumPy has more than one type of the same size."""
+    cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
+    if cnp.PyTypeNum_ISSIGNED(cnp.PyArray_TYPE(x)):
+        return BN_INT8 if size == 1 else BN_INT16 if size == 2 else BN_INT32 if size == 4 else BN_INT64
+    return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
+
+
 cdef inline int kind_of(cnp.ndarray x) except -1:
     """Return the type of x. A bfloat16 may be that of any library."""
     cdef int kind = cnp.PyArray_TYPE(x)
-    cdef Py_ssize_t size = cnp.PyArray_ITEMSIZE(x)
     if kind == cnp.NPY_FLOAT:
         return BN_FLOAT32
     if kind == cnp.NPY_DOUBLE:
@@ -31,10 +38,8 @@ cdef inline int kind_of(cnp.ndarray x) except -1:
         return BN_BOOL
     if kind == cnp.NPY_FLOAT16:
         return BN_HALF
-    if cnp.PyTypeNum_ISSIGNED(kind):
-        return BN_INT8 if size == 1 else BN_INT16 if size == 2 else BN_INT32 if size == 4 else BN_INT64
-    if cnp.PyTypeNum_ISUNSIGNED(kind):
-        return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
+    if cnp.PyTypeNum_ISINTEGER(kind):
+        return integer_kind(x)
     if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16":
         return BN_BFLOAT
     raise TypeError(f"x: expected floats, bools or integers, got {x.dtype}")

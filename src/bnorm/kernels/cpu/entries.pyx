@@ -17,6 +17,7 @@ from bnorm.kernels.cpu.extremes.entries cimport begin as begin_extremes
 from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
+from bnorm.kernels.cpu.dtypes cimport integer_kind
 from bnorm.kernels.cpu.jobs cimport (
     AVERAGED,
     CHUNK,
@@ -36,17 +37,7 @@ from bnorm.kernels.cpu.jobs cimport (
     RowJob,
     task_t,
 )
-from bnorm.kernels.cpu.kinds cimport (
-    BN_BFLOAT,
-    BN_BOOL,
-    BN_FLOAT32,
-    BN_HALF,
-    BN_INT8,
-    BN_INT16,
-    BN_REAL,
-    BN_UINT8,
-    BN_UINT16,
-)
+from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL
 from bnorm.kernels.cpu.threads cimport share, threads_for
 
 from bnorm.kernels.activation import IDENTITY

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "formulas.h"
-#include "kinds.h"
+#include "narrow.h"
 #include "loops/lanes.h"
 #include "loops/streams.h"
 
@@ -100,6 +100,10 @@ BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t n, double *to,
     case BN_INT8: BN_READ_NUMBERS(int8_t, v[i])
     case BN_UINT16: BN_READ_NUMBERS(uint16_t, v[i])
     case BN_INT16: BN_READ_NUMBERS(int16_t, v[i])
+    case BN_INT32: BN_READ_NUMBERS(int32_t, v[i])
+    case BN_UINT32: BN_READ_NUMBERS(uint32_t, v[i])
+    case BN_INT64: BN_READ_NUMBERS(int64_t, v[i])
+    case BN_UINT64: BN_READ_NUMBERS(uint64_t, v[i])
     case BN_FLOAT32: BN_READ_NUMBERS(float, v[i])
     default: BN_READ_NUMBERS(double, v[i])
     }

@@ -40,9 +40,8 @@ cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:
         raise TypeError("x: expected an array, got None")
     kind = cnp.PyArray_TYPE(x)
     if not (kind == cnp.NPY_DOUBLE or kind == cnp.NPY_FLOAT or kind == cnp.NPY_FLOAT16 or kind == cnp.NPY_BOOL
-            or kind == cnp.NPY_UINT8 or kind == cnp.NPY_INT8 or kind == cnp.NPY_UINT16 or kind == cnp.NPY_INT16) \
-            and not is_bfloat(x):
-        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
+            or cnp.PyTypeNum_ISINTEGER(kind)) and not is_bfloat(x):
+        raise TypeError(f"x: expected floats, bools or integers, got {x.dtype}")
     if not (least <= cnp.PyArray_NDIM(x) <= most and readable(x)):
         raise ValueError(f"x: expected at least {least} axes, in contiguous memory of the machine's byte order, got "
                          f"shape {(<object>x).shape} of {x.dtype.str}")

@@ -14,7 +14,8 @@ Words that have one meaning in all files of the loops:
     step        STEP rows; a piece of rows has whole steps
     stripe      up to BN_STRIPE rows (stripes.h); their sums down the columns are made in the type of x
     batch       rows whose sums are all made before their maps, so that both find them in the first-level cache
-    chunk       narrow values (of 8 or 16 bits) that are converted at a time; wide means float64
+    narrow      of a type that the loops do not compute in; wide means float64
+    chunk       narrow values that are converted at a time
     line        values that are mapped at a time; in headers that have no such lines, a cache line
     far         of an input: fetched into the caches before it is read
     sent        of an output: stored past the caches; the job's flag for it is `stream`
@@ -58,7 +59,7 @@ ctypedef struct Job:
     bint across             # the groups are for the reduction only: tasks of the map that follows get all channels
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
     bint wide
-    int narrow              # the type of x (and dy) in narrow.h, converted as it is read; BN_REAL (0): no conversion
+    int narrow              # the type of x (and dy), converted as it is read; BN_REAL (0): no conversion
     const void* x
     const void* dy
     void* y                 # of the type of x; float64 if x has integers

@@ -1,9 +1,12 @@
-/* The types of arrays, for loops that take more types than those of narrow.h. */
+/* The types of arrays. Those up to BN_BFLOAT, and the integers, are converted by narrow.h. */
 #ifndef BNORM_KINDS_H
 #define BNORM_KINDS_H
 
-#include "narrow.h"
-
-enum { BN_FLOAT32 = BN_INT16 + 1, BN_FLOAT64, BN_INT32, BN_UINT32, BN_INT64, BN_UINT64 };
+enum {
+    BN_REAL,    /* float32 or float64, which the loops compute in: nothing is converted */
+    BN_HALF, BN_BFLOAT, BN_BOOL, BN_UINT8, BN_INT8, BN_UINT16, BN_INT16,
+    BN_FLOAT32, BN_FLOAT64,     /* where a number has to tell them apart */
+    BN_INT32, BN_UINT32, BN_INT64, BN_UINT64
+};
 
 #endif

@@ -50,6 +50,8 @@ cdef int row_view(
     expect("beta", beta, cnp.NPY_FLOAT if job.single_beta else cnp.NPY_DOUBLE, job.groups * job.channels)
     job.wide = is_wide(x)
     job.narrow = narrow_of(x)
+    if job.narrow >= BN_BOOL:
+        raise TypeError(f"x: expected floats, got {x.dtype}")
     job.x = cnp.PyArray_DATA(x)
     job.y = cnp.PyArray_DATA(y)
     job.stream = bypasses(cnp.PyArray_NBYTES(y), sizes.stream_two)

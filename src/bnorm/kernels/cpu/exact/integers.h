@@ -3,7 +3,7 @@
 #define BNORM_EXACT_INTEGERS_H
 
 #include "limbs.h"
-#include "kinds.h"
+#include "narrow.h"
 
 enum {
     BN_SPAN_I = 256,         /* columns */

@@ -46,7 +46,7 @@ typedef struct {
 
 BN_INLINE size_t bn_size_of(int kind)
 {
-    return kind >= BN_INT64 || kind == BN_FLOAT64 ? 8 : kind >= BN_FLOAT32 ? 4 : bn_narrow_size(kind);
+    return kind == BN_FLOAT64 ? 8 : kind == BN_FLOAT32 ? 4 : bn_narrow_size(kind);
 }
 
 static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_t rows, ptrdiff_t stride,

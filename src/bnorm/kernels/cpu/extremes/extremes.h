@@ -15,7 +15,7 @@
 
 #include "fetch.h"
 #include "job.h"
-#include "kinds.h"
+#include "narrow.h"
 
 #if defined(_MSC_VER) && !defined(__clang__)
 #define BN_EACH __forceinline

@@ -1,13 +1,13 @@
-# Numbers of 8 and 16 bits in the loops over channels, which know only float32 and float64; narrow.h says what is
+# Numbers that are neither float32 nor float64, in the loops over channels, which know only these; narrow.h says what is
 # converted to what. A map converts each line before it is computed, and after. A reduction converts some rows of a
 # block at a time, so that they stay in the cache while they are summed.
 #
-# Integers without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
+# Integers of 8 and 16 bits without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
 #
 # Uses Block, ROWS, begin_sums, columns_of, gather_sums, values_of, weights_from, width_of (channel_columns),
 # numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts
 # (channel_moments), centered_sums, exact_sums (channel_sums), add_block, parts_at (channel_tasks).
-# Gives done, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
+# Gives done, in_integers, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
 
 
 cdef void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
@@ -42,7 +42,7 @@ cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line)
 
 
 cdef enum:
-    NEAR = 4096         # float32 values of a chunk, which stays in the first-level cache while it is summed
+    NEAR = 1 << 14      # bytes of a chunk after conversion, which stays in the first-level cache while it is summed
     FETCHED = 512       # values that are converted between two fetches
 
 
@@ -89,40 +89,42 @@ cdef bint next_chunk(
 cdef void chunks_of_block(
     Job* job, Py_ssize_t at, const Block* b, Py_ssize_t c, double* partial, const real* x
 ) noexcept nogil:
-    """Add a block as several blocks, one for each chunk."""
-    cdef double[CHUNK >> 3] values, gradients
-    cdef Py_ssize_t most = CHUNK // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
+    """Add a block as several blocks, one for each chunk. Without dy chunks are twice as long."""
+    cdef double[2 * (CHUNK >> 3)] values
+    cdef real* gradients = <real*>&values[CHUNK >> 3]
+    cdef Py_ssize_t most = (CHUNK << (job.dy == NULL)) // <Py_ssize_t>sizeof(real) // width_of(b), r = 0
     cdef Block chunk
-    while next_chunk(job, at, b, most, &r, &chunk, <real*>values, <real*>gradients):
-        add_block(job, <const real*>values, <const real*>gradients, &chunk, c, partial)
+    while next_chunk(job, at, b, most, &r, &chunk, <real*>values, gradients):
+        add_block(job, <const real*>values, gradients, &chunk, c, partial)
 
 
-cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to) noexcept nogil:
-    """Add a block of float16 or bfloat16 to moments that have a mean already: it is summed in chunks that stay in the
-    first-level cache, and merged once. Return False, without adding it, if a square is not finite or may be too small
-    for float32; those of float16 never are."""
-    cdef float[CHUNK >> 2] values
-    cdef float[WIDE] center, columns
+cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to, const real* x) noexcept nogil:
+    """Add a block to moments that have a mean already: it is summed in chunks that stay in the first-level cache, and
+    merged once. Return False, without adding it, if a square is not finite or may be too small for float32; those of
+    float16 and of integers never are."""
+    cdef real[ROWS * WIDE] values
+    cdef real[WIDE] center, columns
     cdef double[WIDE] wide, s, q, spread_center
-    cdef const float* m
+    cdef const real* m
     cdef const double* mean
-    cdef Py_ssize_t most = max(<Py_ssize_t>ROWS, NEAR // width_of(b) // ROWS * ROWS), c, r = 0
+    cdef Py_ssize_t fit = NEAR // <Py_ssize_t>sizeof(real) // width_of(b), most, c, r = 0
     cdef Block chunk
-    cdef bint odd = False
-    cdef double least = 0.0 if job.exact or job.narrow == BN_HALF else BN_LEAST_SQUARE * <double>values_of(b)
+    cdef bint odd = False, exact = real is double or job.exact
+    cdef double least = 0.0 if exact or job.narrow == BN_HALF else BN_LEAST_SQUARE * <double>values_of(b)
+    most = max(<Py_ssize_t>ROWS, fit // ROWS * ROWS)
     for c in range(b.channels):
         wide[c] = to.mean[c] + to.low[c]
-        center[c] = <float>wide[c]
-        if not job.exact:
+        center[c] = <real>wide[c]
+        if not exact:
             wide[c] = center[c]
     m = columns_of(&center[0], b, &columns[0])
     mean = columns_of(&wide[0], b, &spread_center[0])
     begin_sums(b, s, q)
     while next_chunk(job, at, b, most, &r, &chunk, &values[0], &values[0]):
-        if job.exact:
-            exact_sums(<const float*>values, &chunk, mean, s, q)
+        if exact:
+            exact_sums(<const real*>values, &chunk, mean, s, q)
         else:
-            centered_sums(<const float*>values, &chunk, m, s, q)
+            centered_sums(<const real*>values, &chunk, m, s, q)
     gather_sums(b, s, q)
     for c in range(b.channels):
         odd |= not (least <= q[c] < INFINITY)
@@ -136,7 +138,7 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
     cdef float[CHUNK >> 2] values, gradients
     cdef float[WIDE] high, scale, shift
     cdef double[WIDE] s, d
-    cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 2 // width_of(b) // 8 * 8), j, r = 0
+    cdef Py_ssize_t most = max(<Py_ssize_t>8, NEAR // 8 // width_of(b) // 8 * 8), j, r = 0
     cdef Block chunk
     cdef Numbers of
     cdef Numbers channels = numbers_of(job, c, <const float*>job.x)
@@ -158,13 +160,17 @@ cdef void narrow_block(
 ) noexcept nogil:
     """reduce_block for narrow numbers. The first block of moments has to find a center first, and is small."""
     cdef bint added = False
-    if real is float and b.w == NULL:
-        if job.dy != NULL:
-            added = gradients_of_block(job, at, b, c, partial)
-        elif partial[c] != 0.0:
-            added = moments_of_block(job, at, b, parts_at(job, c, partial))
+    if b.w == NULL and job.dy == NULL:
+        added = partial[c] != 0.0 and moments_of_block(job, at, b, parts_at(job, c, partial), x)
+    elif real is float and b.w == NULL:
+        added = gradients_of_block(job, at, b, c, partial)
     if not added:
         chunks_of_block(job, at, b, c, partial, x)
+
+
+cdef inline bint in_integers(const Job* job) noexcept nogil:
+    """Whether moments are made of sums of integers, whose squares have 32 bits at most."""
+    return BN_BOOL <= job.narrow <= BN_INT16 and job.weight == NULL
 
 
 cdef void integer_sums(

@@ -3,7 +3,7 @@
 #
 # Uses Block, ROWS, block_rows, bounded, run_block, weigh_block, zero (channel_columns), block_sums (channel_grads),
 # Lines, Output, RARE, by_lines, map_columns, map_runs, numbers_of, plain (channel_maps), Parts, block_moments
-# (channel_moments), integer_task, merge_integers, narrow_block (channel_narrow).
+# (channel_moments), in_integers, integer_task, merge_integers, narrow_block (channel_narrow).
 # Gives add_block, average, center_sums, finish_backward, finish_forward, fold_backward, fold_forward, merge_moments,
 # merge_sums, parts_at, task_of_map, task_of_reduction.
 
@@ -163,7 +163,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     bn_open_edge(&out.edge, &out.ahead)
     if job.stream:
         bn_open(&out.lines)
-        # No walk for bools and integers: much less is read than written.
+        # No walk for bools and integers: less is read than written.
         if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not job.fused):
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
@@ -184,7 +184,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
 cdef void task_of_reduction(Job* job, Py_ssize_t t) noexcept nogil:
     if not job.wide:
         reduce_task(job, t, <const float*>job.x)
-    elif job.narrow != BN_REAL and job.weight == NULL:
+    elif in_integers(job):
         integer_task(job, t)
     else:
         reduce_task(job, t, <const double*>job.x)
@@ -203,7 +203,7 @@ cdef void merge_moments(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept nog
     """Merge the moments of all pieces, in index order, into the first."""
     cdef double[4 * TILE] a, b
     cdef Py_ssize_t p, c, i, n, size = job.channels
-    if job.narrow >= BN_BOOL and job.weight == NULL:
+    if in_integers(job):
         if job.pieces > 1:
             merge_integers(job, begin, end)
         return

@@ -1,9 +1,9 @@
-/* Numbers of 8 and 16 bits. The loops know only float32 and float64; narrower numbers are converted a piece at a time,
- * on their way between memory and the first or second-level cache.
+/* Numbers that the loops do not compute in. The loops know only float32 and float64; others are converted a piece at a
+ * time, on their way between memory and the first or second-level cache.
  *
  * float16 and bfloat16 are converted to float32, which is exact, and back, rounded to nearest, ties to even: there is
  * only one right result, and instructions and plain code both give it. A NaN keeps its sign and leading digits, and
- * becomes quiet. Integers and bools are converted to float64, which is exact. */
+ * becomes quiet. Integers and bools are converted to float64, rounded to nearest beyond 2^53. */
 #ifndef BNORM_NARROW_H
 #define BNORM_NARROW_H
 
@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "fetch.h"
+#include "kinds.h"
 #include "memory.h"
 
 #if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
@@ -20,12 +21,10 @@
 #define BN_HAS_HALF 1
 #endif
 
-enum { BN_REAL, BN_HALF, BN_BFLOAT, BN_BOOL, BN_UINT8, BN_INT8, BN_UINT16, BN_INT16 };
-
 /* The size of a number in bytes. */
 static inline size_t bn_narrow_size(int kind)
 {
-    return kind == BN_BOOL || kind == BN_UINT8 || kind == BN_INT8 ? 1 : 2;
+    return kind >= BN_INT64 ? 8 : kind >= BN_INT32 ? 4 : kind == BN_BOOL || kind == BN_UINT8 || kind == BN_INT8 ? 1 : 2;
 }
 
 static inline float bn_of_bits(uint32_t bits)
@@ -135,15 +134,19 @@ BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t
     {                                                 \
         const type *values = (const type *)from + at; \
         for (ptrdiff_t i = 0; i < n; i++)             \
-            to[i] = (double)(int32_t)(value);         \
+            to[i] = (double)(value);                  \
         return;                                       \
     }
     switch (kind) {
-    case BN_BOOL: BN_READ_AS(uint8_t, values[i] != 0)
-    case BN_UINT8: BN_READ_AS(uint8_t, values[i])
-    case BN_INT8: BN_READ_AS(int8_t, values[i])
-    case BN_UINT16: BN_READ_AS(uint16_t, values[i])
-    default: BN_READ_AS(int16_t, values[i])
+    case BN_BOOL: BN_READ_AS(uint8_t, (int32_t)(values[i] != 0))
+    case BN_UINT8: BN_READ_AS(uint8_t, (int32_t)values[i])
+    case BN_INT8: BN_READ_AS(int8_t, (int32_t)values[i])
+    case BN_UINT16: BN_READ_AS(uint16_t, (int32_t)values[i])
+    case BN_INT16: BN_READ_AS(int16_t, (int32_t)values[i])
+    case BN_INT32: BN_READ_AS(int32_t, values[i])
+    case BN_UINT32: BN_READ_AS(uint32_t, values[i])
+    case BN_INT64: BN_READ_AS(int64_t, values[i])
+    default: BN_READ_AS(uint64_t, values[i])
     }
 #undef BN_READ_AS
 }

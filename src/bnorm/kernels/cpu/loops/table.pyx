@@ -12,7 +12,7 @@
 #   channel_weighted.pxi   moments of a block with weights
 #   channel_grads.pxi      sum dy and sum dy (x - mean) of a block
 #   channel_maps.pxi       the maps: y or dx, a line or a plane at a time
-#   channel_narrow.pxi     values of 8 and 16 bits, which are converted to float32 or float64
+#   channel_narrow.pxi     integers and values of half precision, which are converted to float32 or float64
 #   channel_tasks.pxi      the tasks of a Job: their blocks in order; the formulas of channels between the two passes
 #   row_short.pxi          sums of a row or run of few values
 #   row_sums.pxi           gradient sums of rows with a gamma for each value
@@ -49,7 +49,7 @@ from bnorm.kernels.cpu.jobs cimport (
     RowJob,
     identity,
 )
-from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL
+from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_FLOAT32, BN_HALF, BN_INT16, BN_REAL
 
 cdef extern from "formulas.h" nogil:
     enum:

@@ -3,7 +3,7 @@
 #ifndef BNORM_WEIGHTS_H
 #define BNORM_WEIGHTS_H
 
-#include "kinds.h"
+#include "narrow.h"
 #include "lanes.h"
 #include "streams.h"
 
