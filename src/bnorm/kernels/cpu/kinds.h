@@ -1,4 +1,4 @@
-/* The types of arrays. Those up to BN_BFLOAT, and the integers, are converted by narrow.h. */
+/* The types of arrays. narrow.h converts half precision, bools and integers. */
 #ifndef BNORM_KINDS_H
 #define BNORM_KINDS_H
 

@@ -160,7 +160,7 @@ enum {
 
 /* Both sums of a run of n >= 32 values, as 8 parts of each in float64, which are stored (`begin`) or added. SET(i, k,
  * kept) lets s[j] and t[j] begin with value i, plus value k if that is kept; ADD(i) adds value i. The last vector is
- * read together with the first, and of it the last `rest_` values are kept, which the whole vectors between them leave.
+ * read together with the first, and only its last `rest_` values are kept: those behind the whole vectors between them.
  * `begin` and `brief`, whether n is at most 64, are constants to the compiler. */
 #define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
     {                                                                                                                 \
