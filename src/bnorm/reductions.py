@@ -174,12 +174,12 @@ def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool)
     kernels = BACKENDS[type(block)]
     if in_integers:
         m: Moments = exact.of_block(block, w, skipna)
-    if minmax and block.dtype.kind in "iu" and block.itemsize > 2:  # extremes are found in no such type
-        block = block.astype(np.float64)
-    if not in_integers:
+    else:
         m = Moments._from_parts(kernels.moments(block, w, skipna))
     if not minmax:
         return m
+    if block.dtype.kind in "iu" and block.itemsize > 2:  # extremes are found in no such type
+        block = block.astype(np.float64)
     extremes = kernels.extremes(block, None if w is None else w.astype(np.float64, copy=False), skipna)
     return m._of(m.shape, extremes)
 
