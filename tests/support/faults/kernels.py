@@ -123,8 +123,8 @@ FAULTS = {
         (
             "uint64 is read as int64",
             "kernels/cpu/loops/narrow.h",
-            "    default: BN_READ_AS(uint64_t, values[i])\n",
-            "    default: BN_READ_AS(int64_t, values[i])\n",
+            "case BN_UINT64: READ(uint64_t, v[i])",
+            "case BN_UINT64: READ(int64_t, v[i])",
             "tests/kernels/test_narrow.py",
         ),
         (

@@ -127,7 +127,7 @@ cdef inline int expect_vectors(const Job* job, cnp.ndarray weight, cnp.ndarray s
 cdef inline Py_ssize_t itemsize(const Job* job) noexcept nogil:
     """Return the size of a value of x in bytes."""
     if job.narrow != BN_REAL:
-        return bn_narrow_size(job.narrow)
+        return bn_size_of(job.narrow)
     return sizeof(double) if job.wide else sizeof(float)
 
 

@@ -13,11 +13,11 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport Memory, empty, scratch
+from bnorm.kernels.cpu.dtypes cimport integer_kind
 from bnorm.kernels.cpu.extremes.entries cimport begin as begin_extremes
 from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
-from bnorm.kernels.cpu.dtypes cimport integer_kind
 from bnorm.kernels.cpu.jobs cimport (
     AVERAGED,
     CHUNK,
@@ -83,7 +83,7 @@ cdef extern from "streams.h" nogil:
     void bn_send_line(void*, const void*)
 
 cdef extern from "narrow.h" nogil:
-    size_t bn_narrow_size(int)
+    size_t bn_size_of(int)
 
 cdef extern from "memory.h" nogil:
     int bn_processor_level()

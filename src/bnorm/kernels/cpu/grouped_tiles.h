@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "formulas.h"
-#include "narrow.h"
 #include "loops/lanes.h"
+#include "loops/narrow.h"
 #include "loops/streams.h"
 
 /* The loops are also compiled for wider registers if compiler and system support a choice at run time. The results are
@@ -76,11 +76,6 @@ BN_INLINE ptrdiff_t bn_tile_rows(ptrdiff_t width)
     return rows > BN_CODES ? BN_CODES : rows < BN_LEAST_ROWS ? BN_LEAST_ROWS : rows;
 }
 
-BN_INLINE ptrdiff_t bn_size_of(int kind)
-{
-    return kind == BN_FLOAT64 ? 8 : kind == BN_FLOAT32 ? 4 : (ptrdiff_t)bn_narrow_size(kind);
-}
-
 /* bn_read_numbers: n adjacent numbers as doubles that are `step` apart. bn_write_numbers: n adjacent doubles as
  * numbers. */
 #define BN_READ_NUMBERS(type, value)                                        \
@@ -95,15 +90,7 @@ BN_INLINE void bn_read_numbers(int kind, const void *x, ptrdiff_t n, double *to,
     switch (kind) {
     case BN_HALF: BN_READ_NUMBERS(uint16_t, bn_half_to_float(v[i]))
     case BN_BFLOAT: BN_READ_NUMBERS(uint16_t, bn_bfloat_to_float(v[i]))
-    case BN_BOOL: BN_READ_NUMBERS(uint8_t, v[i] != 0)
-    case BN_UINT8: BN_READ_NUMBERS(uint8_t, v[i])
-    case BN_INT8: BN_READ_NUMBERS(int8_t, v[i])
-    case BN_UINT16: BN_READ_NUMBERS(uint16_t, v[i])
-    case BN_INT16: BN_READ_NUMBERS(int16_t, v[i])
-    case BN_INT32: BN_READ_NUMBERS(int32_t, v[i])
-    case BN_UINT32: BN_READ_NUMBERS(uint32_t, v[i])
-    case BN_INT64: BN_READ_NUMBERS(int64_t, v[i])
-    case BN_UINT64: BN_READ_NUMBERS(uint64_t, v[i])
+    BN_READ_INTEGERS(BN_READ_NUMBERS)
     case BN_FLOAT32: BN_READ_NUMBERS(float, v[i])
     default: BN_READ_NUMBERS(double, v[i])
     }

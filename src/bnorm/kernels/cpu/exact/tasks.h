@@ -44,11 +44,6 @@ typedef struct {
     ptrdiff_t *place;       /* [columns]: the index of a column in the mask */
 } bn_work;
 
-BN_INLINE size_t bn_size_of(int kind)
-{
-    return kind == BN_FLOAT64 ? 8 : kind == BN_FLOAT32 ? 4 : bn_narrow_size(kind);
-}
-
 static inline void bn_add_strip(bn_work *w, ptrdiff_t k, const void *x, ptrdiff_t rows, ptrdiff_t stride,
                                 ptrdiff_t width, int alone, const bn_next *next)
 {

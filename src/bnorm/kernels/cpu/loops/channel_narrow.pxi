@@ -36,7 +36,7 @@ cdef inline void done(Output* out, Py_ssize_t at, Py_ssize_t n, const real* y) n
 
 cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line) noexcept nogil:
     """Convert n values and write them to y, from position `at` on."""
-    cdef char* y = out.y + at * bn_narrow_size(out.narrow)
+    cdef char* y = out.y + at * bn_size_of(out.narrow)
     if real is float:
         bn_write_float(out.narrow, line, n, bn_room(&out.lines, y, 2 * n, &out.ahead) if out.streamed else y)
 
@@ -57,7 +57,7 @@ cdef void read_rows(
     while i < all:
         n = min(n, all - i)
         if ahead != NULL:
-            bn_fetch(ahead, n * bn_narrow_size(job.narrow))
+            bn_fetch(ahead, n * bn_size_of(job.narrow))
         read_values(job.narrow, values, at, n, to + i)
         at += stride
         i += n

@@ -67,7 +67,7 @@ cdef void walk_of(
     Job* job, Py_ssize_t r, Py_ssize_t begin, Py_ssize_t end, bn_ahead* ahead, const real* x
 ) noexcept nogil:
     """Begin the walk that fetches what a task reads (streams.h): channels `begin` to `end` from row r on."""
-    cdef Py_ssize_t at, span, step, size = sizeof(real) if job.narrow == BN_REAL else bn_narrow_size(job.narrow)
+    cdef Py_ssize_t at, span, step, size = sizeof(real) if job.narrow == BN_REAL else bn_size_of(job.narrow)
     if job.segments > 1:
         at = (r // job.segments * job.channels + begin) * job.inner + r % job.segments * job.segment
         span = job.segment

@@ -21,11 +21,29 @@
 #define BN_HAS_HALF 1
 #endif
 
-/* The size of a number in bytes. */
-static inline size_t bn_narrow_size(int kind)
+/* The size of a number in bytes; not of BN_REAL. */
+static inline size_t bn_size_of(int kind)
 {
-    return kind >= BN_INT64 ? 8 : kind >= BN_INT32 ? 4 : kind == BN_BOOL || kind == BN_UINT8 || kind == BN_INT8 ? 1 : 2;
+    switch (kind) {
+    case BN_BOOL: case BN_UINT8: case BN_INT8: return 1;
+    case BN_FLOAT32: case BN_INT32: case BN_UINT32: return 4;
+    case BN_FLOAT64: case BN_INT64: case BN_UINT64: return 8;
+    default: return 2;
+    }
 }
+
+/* READ(type, number i of v) for the type of bools and integers. Small ones become an int first, from which a vector is
+ * converted by one instruction. */
+#define BN_READ_INTEGERS(READ)               \
+    case BN_BOOL: READ(uint8_t, v[i] != 0)   \
+    case BN_UINT8: READ(uint8_t, +v[i])      \
+    case BN_INT8: READ(int8_t, +v[i])        \
+    case BN_UINT16: READ(uint16_t, +v[i])    \
+    case BN_INT16: READ(int16_t, +v[i])      \
+    case BN_INT32: READ(int32_t, v[i])       \
+    case BN_UINT32: READ(uint32_t, v[i])     \
+    case BN_INT64: READ(int64_t, v[i])       \
+    case BN_UINT64: READ(uint64_t, v[i])
 
 static inline float bn_of_bits(uint32_t bits)
 {
@@ -130,23 +148,15 @@ static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void
  * cost time. */
 BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
 {
-#define BN_READ_AS(type, value)                       \
-    {                                                 \
-        const type *values = (const type *)from + at; \
-        for (ptrdiff_t i = 0; i < n; i++)             \
-            to[i] = (double)(value);                  \
-        return;                                       \
+#define BN_READ_AS(type, value)                  \
+    {                                            \
+        const type *v = (const type *)from + at; \
+        for (ptrdiff_t i = 0; i < n; i++)        \
+            to[i] = (double)(value);             \
+        break;                                   \
     }
     switch (kind) {
-    case BN_BOOL: BN_READ_AS(uint8_t, (int32_t)(values[i] != 0))
-    case BN_UINT8: BN_READ_AS(uint8_t, (int32_t)values[i])
-    case BN_INT8: BN_READ_AS(int8_t, (int32_t)values[i])
-    case BN_UINT16: BN_READ_AS(uint16_t, (int32_t)values[i])
-    case BN_INT16: BN_READ_AS(int16_t, (int32_t)values[i])
-    case BN_INT32: BN_READ_AS(int32_t, values[i])
-    case BN_UINT32: BN_READ_AS(uint32_t, values[i])
-    case BN_INT64: BN_READ_AS(int64_t, values[i])
-    default: BN_READ_AS(uint64_t, values[i])
+    BN_READ_INTEGERS(BN_READ_AS)
     }
 #undef BN_READ_AS
 }

@@ -213,7 +213,7 @@ cdef extern from "weights.h" nogil:
 cdef extern from "narrow.h" nogil:
     enum:
         BN_STRIP
-    size_t bn_narrow_size(int)
+    size_t bn_size_of(int)
     void bn_read_float(int, const void*, Py_ssize_t, Py_ssize_t, float*)
     void bn_read_double(int, const void*, Py_ssize_t, Py_ssize_t, double*)
     void bn_write_float(int, const float*, Py_ssize_t, void*)
