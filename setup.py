@@ -67,7 +67,8 @@ LOOPS |= {f"extremes.{level}": flags for level, flags in LEVELS.items()}
 SOURCES = {name: "loops.table" if name.startswith("loops.") else f"{name.partition('.')[0]}.task" for name in LOOPS}
 
 # THREADED modules use OpenMP. OPENMP: flags of compiler and linker, in the order in which they are tried. Apple's Clang
-# needs -Xpreprocessor and its own library; omp_pause_resource_all, which makes fork() safe, is not in every runtime.
+# needs -Xpreprocessor and its own library; omp_pause_resource_all, which makes fork() safe, is not in every runtime of
+# GNU, and LLVM's does without.
 THREADED = ["entries", "exact.entries", "extremes.entries", "groups", "second", "sparse", "threads"]
 PLAIN = ["buffers", "launches"]
 FIRST = ["groups"]  # compiled while the loops are translated; the small modules come after the loops
@@ -75,7 +76,7 @@ OPENMP = {
     "unix": [
         (["-fopenmp", "-DBNORM_OMP_PAUSE"], ["-fopenmp"]),
         (["-fopenmp"], ["-fopenmp"]),
-        (["-Xpreprocessor", "-fopenmp", "-DBNORM_OMP_PAUSE"], ["-lomp"]),
+        (["-Xpreprocessor", "-fopenmp"], ["-lomp"]),
     ],
     "msvc": [(["/openmp"], [])],
 }

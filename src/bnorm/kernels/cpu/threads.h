@@ -173,11 +173,15 @@ static inline void bn_share(bn_part part, void *job, int threads)
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define BN_RECORDS ((size_t)1 << 20)
 
 static BN_OF_THREAD int bn_team = 1;
 static pthread_attr_t bn_worker;    /* attributes of a worker thread */
+#ifdef __clang__
+static int bn_begins_anew = 0;      /* whether the runtime does so in a forked child */
+#endif
 
 /* Read a stack size from the environment as GNU's runtime does: a number of KiB, or of a given unit. Return 0 if it is
  * absent or wrong. */
@@ -213,14 +217,20 @@ static inline int bn_stack_size(const char *name, size_t *size)
     return 1;
 }
 
-/* Called once, when the module is imported; the runtime has read the environment before that. If the system refuses a
- * size, the default remains, as in the runtime. */
+/* Called once, when the module is imported; GNU's runtime has read the environment before that, and LLVM's, which Clang
+ * uses, reads it here. If the system refuses a size, the default remains, as in the runtime. */
 static inline void bn_read_environment(void)
 {
-    size_t size;
     pthread_attr_init(&bn_worker);
+#ifdef __clang__
+    const char *fork = getenv("KMP_INIT_AT_FORK");
+    bn_begins_anew = fork == NULL || strchr("1tTyY", fork[0]) != NULL;
+    pthread_attr_setstacksize(&bn_worker, kmp_get_stacksize_s());
+#else
+    size_t size;
     if (bn_stack_size("OMP_STACKSIZE", &size) || bn_stack_size("GOMP_STACKSIZE", &size))
         pthread_attr_setstacksize(&bn_worker, size);
+#endif
 }
 
 static void *bn_wait(void *gate)
@@ -259,11 +269,14 @@ static inline void bn_forget_team(void) {}
 #endif
 
 /* End the worker threads of this thread before a fork. GNU's runtime hangs in a child that inherits a record of workers
- * but not the workers. Return 0 if the runtime cannot end them; the child then stays serial. */
+ * but not the workers. LLVM's begins anew in a child by itself, unless it is told not to, as scikit-learn does. Return 0
+ * if the child has to stay serial. */
 static inline int bn_release_workers(void)
 {
     bn_forget_team();
-#if defined(_OPENMP) && defined(BNORM_OMP_PAUSE)
+#if defined(_OPENMP) && defined(__clang__) && !defined(_WIN32)
+    return bn_begins_anew;
+#elif defined(_OPENMP) && defined(BNORM_OMP_PAUSE)
     return omp_pause_resource_all(omp_pause_soft) == 0;
 #else
     return 0;
