@@ -8,6 +8,7 @@ Name = Literal["relu", "leaky_relu", "silu", "gelu"] | None  # in annotations
 
 class Activation(NamedTuple):
     """An activation. kind: which one. slope: of a ReLU below 0; 0 for the plain one, between 0 and 1 for a leaky one.
+    For GELU it is 1, the share of the cubic term that SiLU does not have.
 
     `bn_act` in `formulas.h` has the formulas.
     """
@@ -19,7 +20,7 @@ class Activation(NamedTuple):
 NAMES = (None, "relu", "leaky_relu", "silu", "gelu")  # by kind, in the order of formulas.h
 KINDS = range(len(NAMES))
 SMOOTH = KINDS[3:]
-IDENTITY, RELU, SILU, GELU = Activation(0, 1.0), Activation(1, 0.0), Activation(3, 0.0), Activation(4, 0.0)
+IDENTITY, RELU, SILU, GELU = Activation(0, 1.0), Activation(1, 0.0), Activation(3, 0.0), Activation(4, 1.0)
 NAMED = {None: IDENTITY, "relu": RELU, "silu": SILU, "gelu": GELU}
 
 

@@ -28,7 +28,7 @@
 #define BN_NAN (0.0 / 0.0)
 #define BN_INFINITY (1.0 / 0.0)
 
-/* The activation, which follows the normalization. slope: of a ReLU, below 0. */
+/* The activation, which follows the normalization. slope: of a ReLU, below 0; 1 for GELU and 0 for SiLU. */
 enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU, BN_GELU };
 
 typedef struct {
@@ -103,10 +103,9 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
         return size < 1024 ? size : 1024;                                                                             \
     }                                                                                                                 \
     /* |u|, or its first or second derivative by size. */                                                             \
-    BN_INLINE real BN_TYPED(bn_gate, real)(int kind, int derivative, real size)                                       \
-    {                                                                                                                 \
-        const double gelu = kind == BN_GELU;    /* no branch here, or compilers make two loops */                     \
-        const real a = (real)(1 + gelu * 0.5957691216057308), b = (real)(gelu * 0.07135481627260025);                 \
+    BN_INLINE real BN_TYPED(bn_gate, real)(double cubic, int derivative, real size)                                   \
+    {   /* cubic is read: loops that compare the kind make a choice for every value */                                \
+        const real a = (real)(1 + cubic * 0.5957691216057308), b = (real)(cubic * 0.07135481627260025);               \
         const real bs = b * size;                                                                                     \
         return derivative == 0 ? size * (a + bs * size) : derivative == 1 ? a + 3 * bs * size : 6 * bs;               \
     }                                                                                                                 \
@@ -115,7 +114,7 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
         const real slope = (real)act.slope;                                                                           \
         if (act.kind >= BN_SILU) {                                                                                    \
             const real size = BN_TYPED(bn_size, real)(v);                                                             \
-            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.kind, 0, size));                     \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.slope, 0, size));                    \
             return v * (real)(v < 0 ? 0 : 1) - size * (e / (1 + e));                                                  \
         }                                                                                                             \
         return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * v) : v;                     \
@@ -124,8 +123,8 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
     {                                                                                                                 \
         const real slope = (real)act.slope;                                                                           \
         if (act.kind >= BN_SILU) {                                                                                    \
-            const real size = BN_TYPED(bn_size, real)(v), du = BN_TYPED(bn_gate, real)(act.kind, 1, size);            \
-            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.kind, 0, size));                     \
+            const real size = BN_TYPED(bn_size, real)(v), du = BN_TYPED(bn_gate, real)(act.slope, 1, size);           \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act.slope, 0, size));                    \
             const real p = 1 / (1 + e), below = e * p * (1 - size * (p * du));                                        \
             return g * (v < 0 ? below : 1 - below);                                                                   \
         }                                                                                                             \
@@ -134,9 +133,9 @@ BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.693147180369123
     BN_INLINE real BN_TYPED(bn_act_bend, real)(bn_activation act, real v)                                             \
     {                                                                                                                 \
         const real size = BN_TYPED(bn_size, real)(v);                                                                 \
-        const real u = BN_TYPED(bn_gate, real)(act.kind, 0, size), du = BN_TYPED(bn_gate, real)(act.kind, 1, size);   \
+        const real u = BN_TYPED(bn_gate, real)(act.slope, 0, size), du = BN_TYPED(bn_gate, real)(act.slope, 1, size); \
         const real e = BN_TYPED(bn_decay, real)(-u), p = 1 / (1 + e), q = e * p;                                      \
-        const real bend = p * q * (2 * du + size * (BN_TYPED(bn_gate, real)(act.kind, 2, size) + du * du * (q - p))); \
+        const real bend = p * q * (2 * du + size * (BN_TYPED(bn_gate, real)(act.slope, 2, size) + du * du * (q - p)));\
         return act.kind >= BN_SILU ? bend : 0;                                                                        \
     }
 BN_ACTIVATION(float)

@@ -23,6 +23,16 @@
 #define BN_APART static
 #endif
 
+/* Goes before a loop of few, constantly many steps, which compilers would otherwise unroll before they could vectorize
+ * it. Most loops need it in Clang. */
+#if defined(__clang__)
+#define BN_ROLLED _Pragma("clang loop unroll(disable)")
+#elif defined(__GNUC__)
+#define BN_ROLLED _Pragma("GCC unroll 1")
+#else
+#define BN_ROLLED
+#endif
+
 /* A variable of which each thread has its own. */
 #ifdef _MSC_VER
 #define BN_OF_THREAD __declspec(thread)

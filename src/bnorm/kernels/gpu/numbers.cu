@@ -270,7 +270,7 @@ BN_DEV unsigned char* dynamic_memory(bool any) {
 // An activation, all of which the compiler knows, except the slope of a leaky one.
 template <int KIND>
 BN_DEV bn_activation activation_of(double slope) {
-  return {KIND, KIND == BN_LEAKY ? slope : 0.0};
+  return {KIND, KIND == BN_LEAKY ? slope : KIND == BN_GELU ? 1.0 : 0.0};
 }
 
 template <int N>

@@ -21,12 +21,6 @@
 #define BN_PERMUTES 1
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__)
-#define BN_ROLLED _Pragma("GCC unroll 1")
-#else
-#define BN_ROLLED
-#endif
-
 #if defined(_MSC_VER)
 #define BN_RESTRICT __restrict
 #else

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "fetch.h"
+#include "formulas.h"
 #include "kinds.h"
 #include "memory.h"
 
@@ -163,7 +164,14 @@ BN_APART void bn_read_double(int kind, const void *from, ptrdiff_t at, ptrdiff_t
 
 /* Add s += sum v and q += sum v^2 down `rows` rows of columns, without any rounding. v is x, or x - 32768 for uint16,
  * two of whose squares would not fit 32 bits. Strips of columns, whose sums stay in registers, go down blocks of rows
- * that stay in the cache. If rows are far apart, the next block is fetched meanwhile. */
+ * that stay in the cache. A last strip of few columns takes long with wide vectors: there it is as wide or half as wide
+ * as the others, a constant for the compiler, and begins with `again` columns of the strip before it, whose sums are not
+ * added again. If rows are far apart, the next block is fetched meanwhile. */
+#if defined(__AVX512BW__)
+enum { BN_WIDE_STRIPS = 1 };
+#else
+enum { BN_WIDE_STRIPS = 0 };
+#endif
 enum {
     BN_STRIP = 64,
     BN_NEAR = 2 * BN_STRIP, /* columns: in rows this close the processor fetches the next by itself */
@@ -173,8 +181,8 @@ enum {
 };
 
 #define BN_SUMS_OF(type, wide, name, value)                                                                         \
-    static inline void bn_strip_of_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,         \
-                                          ptrdiff_t ahead, int64_t *s, int64_t *q)                                  \
+    BN_INLINE void bn_strip_of_##name(const type *x, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,             \
+                                      ptrdiff_t again, ptrdiff_t ahead, int64_t *s, int64_t *q)                     \
     {                                                                                                               \
         int32_t sum[BN_STRIP] = {0};                                                                                \
         wide square[BN_STRIP] = {0};                                                                                \
@@ -197,7 +205,7 @@ enum {
                 sum[j] += v;                                                                                        \
                 square[j] += (wide)(uint32_t)(v * v);                                                               \
             }                                                                                                       \
-        for (ptrdiff_t j = 0; j < width; j++) {                                                                     \
+        for (ptrdiff_t j = again; j < width; j++) {                                                                 \
             s[j] += sum[j];                                                                                         \
             q[j] += (int64_t)square[j];                                                                             \
         }                                                                                                           \
@@ -212,11 +220,18 @@ enum {
             ptrdiff_t j = 0;                                                                                        \
             n = rows - r < most ? rows - r : most;                                                                  \
             for (; j + BN_STRIP <= width; j += BN_STRIP)                                                            \
-                bn_strip_of_##name(x + j, n, stride, BN_STRIP, ahead, s + j, q + j);                                \
-            if (j < width)                                                                                          \
-                bn_strip_of_##name(x + j, n, stride, width - j, ahead, s + j, q + j);                               \
+                bn_strip_of_##name(x + j, n, stride, BN_STRIP, 0, ahead, s + j, q + j);                             \
+            if (j < width && (!BN_WIDE_STRIPS || width < BN_STRIP))                                                 \
+                bn_strip_of_##name(x + j, n, stride, width - j, 0, ahead, s + j, q + j);                            \
+            else if (j + BN_STRIP / 2 < width)                                                                      \
+                BN_LAST_STRIP(name, BN_STRIP)                                                                       \
+            else if (j < width)                                                                                     \
+                BN_LAST_STRIP(name, BN_STRIP / 2)                                                                   \
         }                                                                                                           \
     }
+#define BN_LAST_STRIP(name, size)                                                                                   \
+    bn_strip_of_##name(x + width - (size), n, stride, size, j + (size) - width, ahead, s + width - (size),          \
+                       q + width - (size));
 #define BN_ITSELF(x) ((int32_t)(x))
 #define BN_TRUTH(x) ((int32_t)((x) != 0))
 #define BN_SHIFTED(x) ((int32_t)(x) - 32768)
