@@ -52,8 +52,8 @@ LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".j
 # same. (Without -funswitch-loops gradients of short runs took up to twice as long.) LEANER, without most of -O2 too, is
 # for the baseline, which few processors run where there are wider levels: it compiles in half of the time. (Wider
 # levels compiled this way ran 1% slower, SiLU 13%. The extremes ran up to 47% slower without -O3.) Small arrays are
-# filled with zeros vector by vector: `rep stos`, which GCC prefers, takes longer than to sum a short row. Loops begin on
-# a cache line: with AVX2, maps of float16 took up to 1.4 times as long where chance placed them otherwise.
+# filled with zeros vector by vector: `rep stos`, which GCC prefers, takes longer than to sum a short row. Loops begin
+# on a cache line: where chance placed them otherwise, maps of float16 with AVX2 took up to 1.4 times as long.
 LEAN = "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -ftree-partial-pre -funswitch-loops".split()
 LEAN += ["-falign-loops=64"]
 LEAN += ["-mmemset-strategy=unrolled_loop:1024:noalign,libcall:-1:noalign"] * X86
