@@ -20,8 +20,9 @@ INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint
 SHAPES = {  # what the plan tells apart
     (1, 3): "one row",
     (33, 16): "one strip, and more rows than the first block",
-    (40, 17): "columns that fill no strip, widened",
-    (300, 20): "several blocks, widened, with a rest",
+    (40, 17): "columns that fill no strip",
+    (300, 20): "several blocks",
+    (503, 3): "widened, with a rest",
     (40, 270): "two groups, and a last strip that leaves lanes to the one before",
     (900, 1): "one channel",
     (60, 5, 3): "a few values inside",
