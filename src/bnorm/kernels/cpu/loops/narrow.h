@@ -34,9 +34,10 @@ static inline size_t bn_size_of(int kind)
 }
 
 /* READ(type, number i of v) for the type of bools and integers. Small ones become an int first, from which a vector is
- * converted by one instruction. */
+ * converted by one instruction. That of a bool, 1 if it is not 0, is made of bits: compilers do not vectorize the end of
+ * a loop that compares. */
 #define BN_READ_INTEGERS(READ)               \
-    case BN_BOOL: READ(uint8_t, v[i] != 0)   \
+    case BN_BOOL: READ(uint8_t, (uint8_t)(v[i] | -v[i]) >> 7) \
     case BN_UINT8: READ(uint8_t, +v[i])      \
     case BN_INT8: READ(int8_t, +v[i])        \
     case BN_UINT16: READ(uint16_t, +v[i])    \
