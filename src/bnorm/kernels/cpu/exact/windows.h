@@ -236,17 +236,23 @@ BN_INLINE void bn_close_block(bn_strip *s, bn_lanes *sum, int pieces)
     s->blocks++;
 }
 
-/* Put the sums of a lane into the limbs of its channel, those of x times 2^scale and those of x^2 times 2^(2 scale). */
+/* Put the sums of a lane into the limbs of its channel, those of x times 2^scale and those of x^2 times 2^(2 scale); both
+ * parts of a sum as one number if that is exact, as it is for a few blocks. */
 static inline void bn_flush_lane(bn_strip *s, const bn_home *home, int lane, int scale, int wide)
 {
     const int *class = wide ? bn_class_d : bn_class_f;
-    for (int k = 0; k < (wide ? 6 : 3); k++)
-        for (int part = 0; part < 2; part++) {
-            if (home->channel[lane] >= 0)
-                bn_put_double(home->total, class[k], home->channel[lane], s->sum[k][part][lane],
-                              scale * (1 + class[k]));
-            s->sum[k][part][lane] = 0;
-        }
+    const ptrdiff_t channel = home->channel[lane];
+    for (int k = 0; k < (wide ? 6 : 3); k++) {
+        double high = s->sum[k][0][lane], low = s->sum[k][1][lane];
+        const double both = high + low, rest = both - high;
+        s->sum[k][0][lane] = s->sum[k][1][lane] = 0;
+        if (channel < 0)
+            continue;
+        if (rest == low && both - rest == high)
+            high = both, low = 0;
+        bn_put_double(home->total, class[k], channel, high, scale * (1 + class[k]));
+        bn_put_double(home->total, class[k], channel, low, scale * (1 + class[k]));
+    }
 }
 
 /* Do that for all lanes. If all lanes are of one channel and window they are added first; sixteen sums stay exact. */
