@@ -20,6 +20,8 @@
 #if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
 #include <immintrin.h>
 #define BN_HAS_HALF 1
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 /* The size of a number in bytes; not of BN_REAL. */
@@ -105,6 +107,9 @@ static inline void bn_read_halves(const uint16_t *from, ptrdiff_t n, float *to)
 #if defined(BN_HAS_HALF)
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4)
+        vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
 #endif
     for (; i < n; i++)
         to[i] = bn_half_to_float(from[i]);
@@ -120,6 +125,9 @@ static inline void bn_write_halves(const float *from, ptrdiff_t n, uint16_t *to)
 #if defined(BN_HAS_HALF)
     for (; i + 8 <= n; i += 8)
         _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    for (; i + 4 <= n; i += 4)
+        vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
 #endif
     for (; i < n; i++)
         to[i] = bn_float_to_half(from[i]);
