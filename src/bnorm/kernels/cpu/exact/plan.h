@@ -9,7 +9,7 @@ enum {
     BN_LONG = 256,          /* and a run of this many values always is */
     BN_FEW_ROWS = 512,      /* fewer rows than this are few */
     BN_MOST_WIDEN = 16,
-    BN_CLOSING = 200,
+    BN_CLOSING = 200,       /* rows that take as long as to put the sums of their strip into limbs */
     BN_PIECE_ROWS = 1024,   /* a piece has at least this many rows, as every column has first and last steps */
     BN_SEGMENT = 1 << 16    /* a run is cut into segments of about this many values */
 };
@@ -24,8 +24,9 @@ BN_INLINE ptrdiff_t bn_between(ptrdiff_t least, ptrdiff_t n, ptrdiff_t most)
 /* Return how many outer positions make a row, so that few lanes of its strips, or columns of integers, stay empty. A
  * strip of floats takes two units of time a row, and as long as BN_CLOSING rows to put its sums into limbs. A row that
  * is converted, masked or narrower than a strip is copied first, and the values that do not fill vectors one by one. */
-static inline ptrdiff_t bn_widening(const bn_exact_job *job, ptrdiff_t each, int real)
+static inline ptrdiff_t bn_widening(const bn_exact_job *job, int real)
 {
+    const ptrdiff_t each = job->width;
     ptrdiff_t widen = 1, least = PTRDIFF_MAX;
     if (!real) {
         const ptrdiff_t span = each > 0 && BN_STRIP % each ? BN_SPAN : BN_STRIP;
@@ -66,7 +67,7 @@ static inline void bn_exact_plan(bn_exact_job *job, ptrdiff_t tasks)
         job->pieces = bn_parts(job->outer * job->segments, job->piece);
         return;
     }
-    job->widen = bn_widening(job, job->width, real);
+    job->widen = bn_widening(job, real);
     job->width *= job->widen;
     const ptrdiff_t rows = job->outer / job->widen;
     job->pieces = bn_between(1, rows / BN_PIECE_ROWS, tasks);
