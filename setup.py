@@ -42,9 +42,9 @@ COMMON = {
 # The loops are serial: one source, compiled once per instruction set. kernels/cpu picks a build at import.
 LEVELS: dict[str, dict[str, list[str]]] = {}
 if X86 := sysconfig.get_platform().endswith(("x86_64", "amd64")):
-    avx512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mf16c", "-mprefer-vector-width=512"]
-    LEVELS["avx512"] = {"unix": avx512, "msvc": ["/arch:AVX512"]}
-    LEVELS["avx2"] = {"unix": ["-mavx2", "-mf16c"], "msvc": ["/arch:AVX2"]}
+    avx2, wider = ["-mavx2", "-mfma", "-mf16c"], ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+    LEVELS["avx512"] = {"unix": [*avx2, *wider, "-mprefer-vector-width=512"], "msvc": ["/arch:AVX512"]}
+    LEVELS["avx2"] = {"unix": avx2, "msvc": ["/arch:AVX2"]}
 LEVELS["baseline"] = {"unix": [], "msvc": []}
 LEVELS = {level: LEVELS[level] for level in os.environ.get("BNORM_LEVELS", ",".join(LEVELS)).split(",")}
 # The loops and those of the exact sums are most of the work of a build. LEAN has the passes of -O3 that make them fast:
@@ -58,13 +58,7 @@ LEAN = "-O2 -ftree-vectorize -fvect-cost-model=dynamic -fpeel-loops -ftree-parti
 LEAN += ["-falign-loops=64"]
 LEAN += ["-mmemset-strategy=unrolled_loop:1024:noalign,libcall:-1:noalign"] * X86
 LEANER = [*LEAN, "-O1"]
-# The exact sums are written with fused multiply-adds where the processor has them; their results are exact either way.
-FUSED = {"unix": ["-mfma"], "msvc": []}
-LOOPS = {f"loops.{level}": flags for level, flags in LEVELS.items()} | {
-    f"exact.{level}": {kind: some + (FUSED[kind] if some else []) for kind, some in flags.items()}
-    for level, flags in LEVELS.items()
-}
-LOOPS |= {f"extremes.{level}": flags for level, flags in LEVELS.items()}
+LOOPS = {f"{name}.{level}": flags for name in ("loops", "exact", "extremes") for level, flags in LEVELS.items()}
 # The source of each module: the levels of a folder share one file, which is translated once.
 SOURCES = {name: "loops.table" if name.startswith("loops.") else f"{name.partition('.')[0]}.task" for name in LOOPS}
 

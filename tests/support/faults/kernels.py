@@ -107,6 +107,13 @@ FAULTS = {
             "tests/kernels/test_kernels.py",
         ),
         (
+            "columns widened to float64 add a row twice",
+            "kernels/cpu/loops/doubles.h",
+            "bn_take_float(row + 3 * stride)",
+            "bn_take_float(row + 2 * stride)",
+            "tests/kernels/test_kernels.py",
+        ),
+        (
             "sums are added in another order",
             "kernels/cpu/loops/channel_sums.pxi",
             "                s[j] += <double>((s0 + s1) + (s2 + s3))\n",
@@ -160,6 +167,13 @@ FAULTS = {
             "kernels/cpu/loops/channel_weighted.pxi",
             "        if folds.negative or not (count < INFINITY):\n",
             "        if not (count < INFINITY):\n",
+            "tests/kernels/test_weighted.py",
+        ),
+        (
+            "the last rows of a block get the weights of the rows before them",
+            "kernels/cpu/loops/channel_weights.pxi",
+            "    cdef const void* w = weights_from(b.w, b.weighs, r * b.widen)\n",
+            "    cdef const void* w = weights_from(b.w, b.weighs, (r if rows == ROWS else r - rows) * b.widen)\n",
             "tests/kernels/test_weighted.py",
         ),
         (

@@ -193,11 +193,13 @@ cdef inline void sums_of_columns(
     elif turns:
         bn_spread_order(b.channels, all, order)
     while r < b.rows + (b.extra > 0):
-        rows = ROWS if turns and r + ROWS <= b.rows else 4 if r + 4 <= b.rows else 1
+        rows = 4 if r + 4 <= b.rows else 1
+        if turns and rows == 4:
+            rows = min(<Py_ssize_t>ROWS, (b.rows - r) // 4 * 4)
         if b.folds != NULL:
             fold_weights(b, (r + rows) * plane)
-        if rows == ROWS:
-            columns_by_turns(x, b, m, r, order, of_s, of_q)
+        if turns and rows > 1:
+            columns_by_turns(x, b, m, r, rows, order, of_s, of_q)
             r += rows
             if r % (4 * FOURS) == 0:
                 pour(of_s, all, s)
@@ -232,9 +234,11 @@ cdef inline void sums_of_columns(
 
 
 cdef inline void columns_by_turns(
-    const real* x, const Block* b, const double* m, Py_ssize_t r, const int64_t* order, double* s, double* q
+    const real* x, const Block* b, const double* m, Py_ssize_t r, Py_ssize_t rows, const int64_t* order,
+    double* s, double* q
 ) noexcept nogil:
-    """Add the sums of ROWS rows, from row r on, to those of their columns. Weights are spread in registers."""
+    """Add the sums of some rows (by fours, at most ROWS) from row r on to those of their columns. Weights are spread in
+    registers."""
     cdef double[3 * TILE] near  # a byte for each column of the rows, or a number for each position
     cdef Py_ssize_t all = width_of(b)
     cdef int how = BN_SHARED if b.weighs == BN_REAL or BN_PERMUTES == 1 else BN_SHARED_FLOATS \
@@ -242,13 +246,13 @@ cdef inline void columns_by_turns(
     cdef const void* w = weights_from(b.w, b.weighs, r * b.widen)
     x += r * b.stride
     if BN_PERMUTES == 1:
-        w = weights_at(w, b.weighs, 0, ROWS * b.widen, near)
+        w = weights_at(w, b.weighs, 0, rows * b.widen, near)
     if BN_PERMUTES > 1 and b.weighs == BN_BOOL:
-        bn_spread_bytes(<const unsigned char*>w, ROWS * b.widen, b.channels, <const unsigned char*>order,
+        bn_spread_bytes(<const unsigned char*>w, rows * b.widen, b.channels, <const unsigned char*>order,
                         <unsigned char*>near)
-        bn_weighted_columns(ROWS // 4, x, b.stride, all, BN_BOOLS, near, all, 0, order, m, b.ahead, s, q)
+        bn_weighted_columns(rows // 4, x, b.stride, all, BN_BOOLS, near, all, 0, order, m, b.ahead, s, q)
     else:
-        bn_weighted_columns(ROWS // 4, x, b.stride, all, how, w, b.widen, b.channels, order, m, b.ahead, s, q)
+        bn_weighted_columns(rows // 4, x, b.stride, all, how, w, b.widen, b.channels, order, m, b.ahead, s, q)
 
 
 cdef inline void fetch_weights(const Block* b, const char* w, Py_ssize_t n) noexcept nogil:

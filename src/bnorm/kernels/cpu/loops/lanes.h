@@ -42,6 +42,18 @@
 /* name_float or name_double (both.h), chosen by the type that p points to. */
 #define BN_OF(name, p) _Generic(*(p), float: name##_float, double: name##_double)
 
+/* x - h, in sums of differences and of their squares. Additions limit these, while the units for products are idle, so
+ * the latter compute -h + x as a fused product and sum, which has the same bits. `minus` is -1, from bn_minus(a pointer
+ * to its type); if the compiler knew it, it would subtract. */
+#if defined(__FMA__) && (defined(__GNUC__) || defined(__clang__))
+#define bn_less(x, h, minus) _Generic((minus), float: __builtin_fmaf, double: __builtin_fma)(h, minus, x)
+#define BN_HIDE(v) __asm__("" : "+x"(v))
+#else
+#define bn_less(x, h, minus) ((void)(minus), (x) - (h))
+#define BN_HIDE(v) (void)0
+#endif
+#define bn_minus(p) BN_OF(bn_minus, p)()
+
 /* bn_add_block for every channel. If all channels have the same number of values, as they do without weights and NaN,
  * one division is enough for all. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
@@ -160,6 +172,7 @@ enum {
     {                                                                                                                 \
         const int32_t rest_ = (int32_t)((brief) ? (n) - BN_WIDTH : ((n) - 1) % BN_WIDTH + 1);                         \
         const ptrdiff_t even_ = (n) - rest_;                                                                          \
+        const real minus_ = OF(bn_minus)();                                                                           \
         ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
         real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
         for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
@@ -208,8 +221,9 @@ enum {
     s[j] += OF(bn_kept)(g_, kept);                                                                                    \
     t[j] += OF(bn_kept)(g_ * d_, kept);
 #define BN_TWO_POWERS(i, k, kept)                                                                                     \
-    s[j] = OF(bn_power)(square, x[i] - h) + OF(bn_power)(square, OF(bn_kept)(x[k] - h, kept));
-#define BN_POWER(i) s[j] += OF(bn_power)(square, x[i] - h);
+    s[j] = OF(bn_power)(square, bn_less(x[i], h, minus_))                                                             \
+           + OF(bn_power)(square, OF(bn_kept)(bn_less(x[k], h, minus_), kept));
+#define BN_POWER(i) s[j] += OF(bn_power)(square, bn_less(x[i], h, minus_));
 
 #define bn_careful_sums(act, what, dy, ...) BN_OF(bn_careful_sums, dy)(act, what, dy, __VA_ARGS__)
 #define bn_short_sums(act, what, dy, ...) BN_OF(bn_short_sums, dy)(act, what, dy, __VA_ARGS__)
@@ -218,6 +232,13 @@ enum {
 #define BN_TEMPLATE "lanes.h"
 #include "both.h"
 #elif defined(real)
+
+BN_INLINE real OF(bn_minus)(void)
+{
+    real minus = -1;
+    BN_HIDE(minus);
+    return minus;
+}
 
 /* Folds 32, 16 or 8 partial sums to 8 in float64, which are stored (`begin`) or added: adds both halves of the vector,
  * then both halves of the result. */

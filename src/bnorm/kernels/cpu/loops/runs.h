@@ -6,22 +6,23 @@
 #include "streams.h"
 
 #define BN_TWO_SQUARES(i, k, kept)                                                                                    \
-    const real u_ = x[i] - h, v_ = OF(bn_kept)(x[k] - h, kept);                                                       \
+    const real u_ = bn_less(x[i], h, minus_), v_ = OF(bn_kept)(bn_less(x[k], h, minus_), kept);                       \
     s[j] = u_ + v_;                                                                                                   \
     t[j] = u_ * u_ + v_ * v_;
 #define BN_SQUARE(i)                                                                                                  \
-    const real v_ = x[i] - h;                                                                                         \
+    const real v_ = bn_less(x[i], h, minus_);                                                                         \
     s[j] += v_;                                                                                                       \
     t[j] += v_ * v_;
 /* g is dy before the activation. With weights (`weighed`, a constant to the compiler) x does not enter if g is 0. */
 #define BN_PULL(i, v) OF(bn_act_pull)(act, (v) * scale + shift, dy[i])
 #define BN_TIMES(g, v) (g) * (weighed ? OF(bn_kept)(v, (g) != 0) : (v))
 #define BN_TWO_PRODUCTS(i, k, kept)                                                                                   \
-    const real u_ = x[i] - h, v_ = x[k] - h, g_ = BN_PULL(i, u_), f_ = BN_PULL(k, v_);                                \
+    const real u_ = bn_less(x[i], h, minus_), v_ = bn_less(x[k], h, minus_);                                          \
+    const real g_ = BN_PULL(i, u_), f_ = BN_PULL(k, v_);                                                              \
     s[j] = g_ + OF(bn_kept)(f_, kept);                                                                                \
     t[j] = BN_TIMES(g_, u_) + OF(bn_kept)(BN_TIMES(f_, v_), kept);
 #define BN_PRODUCT(i)                                                                                                 \
-    const real v_ = x[i] - h, g_ = BN_PULL(i, v_);                                                                    \
+    const real v_ = bn_less(x[i], h, minus_), g_ = BN_PULL(i, v_);                                                    \
     s[j] += g_;                                                                                                       \
     t[j] += BN_TIMES(g_, v_);
 

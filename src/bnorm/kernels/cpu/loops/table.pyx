@@ -158,6 +158,8 @@ cdef extern from "lanes.h" nogil:
     void bn_one_nan(...)
     void bn_map_rows(...)
     void bn_gradient_rows(...)
+    double bn_minus(const void*)
+    double bn_less(double, double, double)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
 
@@ -191,6 +193,14 @@ cdef extern from "memory.h" nogil:
     double bn_shared(const double*)
     void bn_share_number(double*, double)
 
+cdef extern from "doubles.h" nogil:
+    enum:
+        BN_PERMUTES
+        BN_SIDE
+    Py_ssize_t bn_widened_columns(const float*, Py_ssize_t, Py_ssize_t, const double*, double*, double*)
+    Py_ssize_t bn_widened_four(
+        int, const float*, Py_ssize_t, Py_ssize_t, const double*, double*, double*, double*, double*)
+
 cdef extern from "weights.h" nogil:
     enum:
         BN_ALONG
@@ -198,8 +208,6 @@ cdef extern from "weights.h" nogil:
         BN_SHARED
         BN_SHARED_FLOATS
         BN_SHARED_BYTES
-        BN_PERMUTES
-        BN_SIDE
     void bn_read_weights(int, const void*, Py_ssize_t, Py_ssize_t, double*)
     void bn_spread_order(Py_ssize_t, Py_ssize_t, int64_t*)
     void bn_spread(const double*, Py_ssize_t, Py_ssize_t, double*)

@@ -3,6 +3,7 @@
 #ifndef BNORM_WEIGHTS_H
 #define BNORM_WEIGHTS_H
 
+#include "doubles.h"
 #include "narrow.h"
 #include "lanes.h"
 #include "streams.h"
@@ -11,10 +12,10 @@
  * this is as many permutations of a vector as there are channels, and they serve for all columns. */
 static inline void bn_spread_order(ptrdiff_t channels, ptrdiff_t n, int64_t *order)
 {
-    for (int64_t j = 0; j < (BN_PERMUTES > 1 ? BN_PERMUTES * channels : n); j++) {
-        const uint64_t from = (uint64_t)(j / channels);
-        order[j] = (int64_t)(BN_PERMUTES == 4 ? 2 * from | (2 * from + 1) << 32 : from);    /* halves, with AVX2 */
-    }
+    const int64_t weights = BN_PERMUTES > 1 ? BN_PERMUTES : n / channels;
+    for (int64_t i = 0; i < weights; i++)
+        for (ptrdiff_t k = 0; k < channels; k++)
+            *order++ = BN_PERMUTES == 4 ? 2 * i | (2 * i + 1) << 32 : i;    /* halves, with AVX2 */
 }
 
 /* SPREAD(size), for up to 16 values rounded up to whole vectors: the surplus is overwritten by what comes next. */
@@ -98,41 +99,7 @@ static inline void bn_spread_bytes(const uint8_t *w, ptrdiff_t n, ptrdiff_t chan
  * The bytes of BN_BOOLS only say whether the column counts. */
 enum { BN_ALONG, BN_BOOLS, BN_SHARED, BN_SHARED_FLOATS, BN_SHARED_BYTES };
 
-/* Doubles of a vector; or 1 if this compiler has no vector types. */
-#if defined(__GNUC__) || defined(__clang__)
-#define BN_SIDE (BN_PERMUTES > 1 ? BN_PERMUTES : 2)
-typedef double bn_doubles __attribute__((vector_size(8 * BN_SIDE)));
-typedef int64_t bn_longs __attribute__((vector_size(8 * BN_SIDE)));
-#if defined(__clang__)
-#define BN_UNROLLED _Pragma("clang loop unroll(full)")
-#else
-#define BN_UNROLLED _Pragma("GCC unroll 4")
-#endif
-
-BN_INLINE bn_doubles bn_take_double(const double *from)
-{
-    bn_doubles v;
-    memcpy(&v, from, sizeof v);
-    return v;
-}
-
-BN_INLINE bn_doubles bn_take_float(const float *from)
-{
-#if BN_PERMUTES == 8    /* GCC converts a whole vector by halves, with five instructions instead of one */
-    return (bn_doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
-#elif BN_PERMUTES == 4
-    return (bn_doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
-#else
-    const bn_doubles v = {from[0], from[1]};
-    return v;
-#endif
-}
-
-BN_INLINE void bn_put(double *to, bn_doubles v)
-{
-    memcpy(to, &v, sizeof v);
-}
-
+#if BN_SIDE > 1
 /* Bytes, converted to doubles. */
 BN_INLINE bn_doubles bn_take_bytes(const uint8_t *from)
 {

@@ -1,0 +1,104 @@
+/* Vectors of doubles, to which floats are widened, and sums of columns of float32 in float64. */
+#ifndef BNORM_DOUBLES_H
+#define BNORM_DOUBLES_H
+
+#include "lanes.h"
+
+/* Doubles of a vector; or 1 if this compiler has no vector types. */
+#if defined(__GNUC__) || defined(__clang__)
+#define BN_SIDE (BN_PERMUTES > 1 ? BN_PERMUTES : 2)
+typedef double bn_doubles __attribute__((vector_size(8 * BN_SIDE)));
+typedef int64_t bn_longs __attribute__((vector_size(8 * BN_SIDE)));
+#if defined(__clang__)
+#define BN_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define BN_UNROLLED _Pragma("GCC unroll 4")
+#endif
+
+BN_INLINE bn_doubles bn_take_double(const double *from)
+{
+    bn_doubles v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+BN_INLINE bn_doubles bn_take_float(const float *from)
+{
+#if BN_PERMUTES == 8    /* GCC converts a whole vector by halves, with five instructions instead of one */
+    return (bn_doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif BN_PERMUTES == 4
+    return (bn_doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+    const bn_doubles v = {from[0], from[1]};
+    return v;
+#endif
+}
+
+BN_INLINE void bn_put(double *to, bn_doubles v)
+{
+    memcpy(to, &v, sizeof v);
+}
+#else
+#define BN_SIDE 1
+#endif
+
+#if BN_PERMUTES > 1 && BN_SIDE > 1
+/* x - m, with bn_less. */
+BN_INLINE bn_doubles bn_less_doubles(bn_doubles x, bn_doubles m, double minus)
+{
+#if BN_PERMUTES == 8
+    return (bn_doubles)_mm512_fmadd_pd((__m512d)m, _mm512_set1_pd(minus), (__m512d)x);
+#else
+    return (bn_doubles)_mm256_fmadd_pd((__m256d)m, _mm256_set1_pd(minus), (__m256d)x);
+#endif
+}
+
+/* Sums of x - m and of its square down 4 * fours rows, for those of n columns that fill whole vectors: four rows at a
+ * time, in this order of additions. They are added to of_s and of_q, or stored there (`first`); or with these added to
+ * s and q (`last`). `fours` and the flags are constants to the compiler. Returns how many columns were summed. */
+BN_INLINE ptrdiff_t bn_widened_sums(int fours, int first, int last, const float *x, ptrdiff_t stride, ptrdiff_t n,
+                                    const double *BN_RESTRICT m, double *BN_RESTRICT of_s, double *BN_RESTRICT of_q,
+                                    double *BN_RESTRICT s, double *BN_RESTRICT q)
+{
+    const double minus = bn_minus_double();
+    ptrdiff_t j = 0;
+    for (; j + BN_SIDE <= n; j += BN_SIDE) {
+        const bn_doubles center = bn_take_double(m + j), zero = {0};
+        bn_doubles sum = first ? zero : bn_take_double(of_s + j), square = first ? zero : bn_take_double(of_q + j);
+        BN_UNROLLED
+        for (int i = 0; i < fours; i++) {
+            const float *row = x + 4 * i * stride + j;
+            const bn_doubles d0 = bn_less_doubles(bn_take_float(row), center, minus);
+            const bn_doubles d1 = bn_less_doubles(bn_take_float(row + stride), center, minus);
+            const bn_doubles d2 = bn_less_doubles(bn_take_float(row + 2 * stride), center, minus);
+            const bn_doubles d3 = bn_less_doubles(bn_take_float(row + 3 * stride), center, minus);
+            const bn_doubles of_d = (d0 + d1) + (d2 + d3), of_squares = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
+            sum = first && i == 0 ? of_d : sum + of_d;
+            square = first && i == 0 ? of_squares : square + of_squares;
+        }
+        bn_put(last ? s + j : of_s + j, last ? bn_take_double(s + j) + sum : sum);
+        bn_put(last ? q + j : of_q + j, last ? bn_take_double(q + j) + square : square);
+    }
+    return j;
+}
+
+/* The same for 16 rows, or for four of them, the i-th of four. */
+BN_APART ptrdiff_t bn_widened_columns(const float *x, ptrdiff_t stride, ptrdiff_t n, const double *m, double *s,
+                                      double *q)
+{
+    return bn_widened_sums(4, 1, 1, x, stride, n, m, NULL, NULL, s, q);
+}
+
+BN_APART ptrdiff_t bn_widened_four(int i, const float *x, ptrdiff_t stride, ptrdiff_t n, const double *m, double *of_s,
+                                   double *of_q, double *s, double *q)
+{
+    return i == 0   ? bn_widened_sums(1, 1, 0, x, stride, n, m, of_s, of_q, s, q)
+           : i < 3 ? bn_widened_sums(1, 0, 0, x, stride, n, m, of_s, of_q, s, q)
+                    : bn_widened_sums(1, 0, 1, x, stride, n, m, of_s, of_q, s, q);
+}
+#else
+#define bn_widened_columns(...) 0   /* sums no column: all are left to the caller */
+#define bn_widened_four(...) 0
+#endif
+
+#endif
