@@ -9,7 +9,9 @@
 cdef enum:
     FOURS = 16      # groups of four rows that are summed before their sum is added to the total
     BROAD = 16      # from this many values side by side on they are summed as planes
-    SPREAD = 192    # bytes of a row; weights are copied to the columns of shorter rows
+    SPREAD = 48     # columns of float32: weights are copied to the columns of shorter rows,
+    SPREAD_EVEN = 32    # but not from this many on if they fill vectors,
+    SPREAD_WIDE = 24    # nor from this many on if they are of float64
     PART = 1024     # most values of a plane whose 8 sums begin anew
 
 
@@ -30,9 +32,11 @@ cdef inline void four_rows(
     cdef const real* x1 = x + row[1] * stride
     cdef const real* x2 = x + row[2] * stride
     cdef const real* x3 = x + row[3] * stride
-    cdef Py_ssize_t j
+    cdef Py_ssize_t begin = 0, j
     cdef double s0, s1, q0, q1
-    for j in range(n):
+    if real is float:
+        begin = bn_weighted_four(x, stride, row, w, n, m, begins, s, q)
+    for j in range(begin, n):
         two(x0[j], w[0], x1[j], w[1], m[j], &s0, &q0)
         two(x2[j], w[2], x3[j], w[3], m[j], &s1, &q1)
         s[j] = s0 + s1 if begins else s[j] + (s0 + s1)
@@ -159,7 +163,10 @@ cdef inline bint has_planes(const Block* b) noexcept nogil:
 
 cdef inline bint in_columns(const real* x, const Block* b) noexcept nogil:
     """Whether the values of a row that is no run are so few that their weights are copied to columns."""
-    return b.run == 1 and b.stride * <Py_ssize_t>sizeof(real) < b.widen * SPREAD   # all channels of the array
+    cdef Py_ssize_t all = b.stride // b.widen, many = SPREAD if all % 8 else SPREAD_EVEN    # all channels of the array
+    if real is double:
+        many = SPREAD_WIDE
+    return b.run == 1 and all < many
 
 
 cdef inline Block in_eights(const real* x, const Block* b) noexcept nogil:
@@ -182,7 +189,7 @@ cdef inline void sums_of_columns(
     """
     cdef double[4 * WIDE + BROAD] over_row, near
     cdef double[WIDE] of_s, of_q
-    cdef int64_t[2 * SPREAD] order
+    cdef int64_t[8 * SPREAD] order  # of as many columns as a vector has weights
     cdef const double* w
     cdef Py_ssize_t all = width_of(b), width = all, plane = b.widen * b.run, r = 0, rows, j, n
     cdef bint turns = BN_SIDE > 1 and not guarded and b.run == 1 and b.widen % BN_SIDE == 0

@@ -96,9 +96,33 @@ BN_APART ptrdiff_t bn_widened_four(int i, const float *x, ptrdiff_t stride, ptrd
            : i < 3 ? bn_widened_sums(1, 0, 0, x, stride, n, m, of_s, of_q, s, q)
                     : bn_widened_sums(1, 0, 1, x, stride, n, m, of_s, of_q, s, q);
 }
+
+/* s += sum w (x - m), q += sum w (x - m)^2 of four rows of x with one weight each, or these sums alone (`begins`), for
+ * those of n columns that fill whole vectors. row: which rows. Returns how many columns were summed. */
+BN_APART ptrdiff_t bn_weighted_four(const float *x, ptrdiff_t stride, const ptrdiff_t *row, const double *w, ptrdiff_t n,
+                                    const double *BN_RESTRICT m, int begins, double *BN_RESTRICT s,
+                                    double *BN_RESTRICT q)
+{
+    const float *x0 = x + row[0] * stride, *x1 = x + row[1] * stride, *x2 = x + row[2] * stride;
+    const float *x3 = x + row[3] * stride;
+    const double minus = bn_minus_double(), w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    ptrdiff_t j = 0;
+    for (; j + BN_SIDE <= n; j += BN_SIDE) {
+        const bn_doubles center = bn_take_double(m + j);
+        const bn_doubles d0 = bn_less_doubles(bn_take_float(x0 + j), center, minus), p0 = w0 * d0;
+        const bn_doubles d1 = bn_less_doubles(bn_take_float(x1 + j), center, minus), p1 = w1 * d1;
+        const bn_doubles d2 = bn_less_doubles(bn_take_float(x2 + j), center, minus), p2 = w2 * d2;
+        const bn_doubles d3 = bn_less_doubles(bn_take_float(x3 + j), center, minus), p3 = w3 * d3;
+        const bn_doubles sum = (p0 + p1) + (p2 + p3), square = (p0 * d0 + p1 * d1) + (p2 * d2 + p3 * d3);
+        bn_put(s + j, begins ? sum : bn_take_double(s + j) + sum);
+        bn_put(q + j, begins ? square : bn_take_double(q + j) + square);
+    }
+    return j;
+}
 #else
 #define bn_widened_columns(...) 0   /* sums no column: all are left to the caller */
 #define bn_widened_four(...) 0
+#define bn_weighted_four(...) 0
 #endif
 
 #endif

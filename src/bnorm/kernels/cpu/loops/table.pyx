@@ -198,6 +198,8 @@ cdef extern from "doubles.h" nogil:
         BN_PERMUTES
         BN_SIDE
     Py_ssize_t bn_widened_columns(const float*, Py_ssize_t, Py_ssize_t, const double*, double*, double*)
+    Py_ssize_t bn_weighted_four(
+        const float*, Py_ssize_t, const Py_ssize_t*, const double*, Py_ssize_t, const double*, bint, double*, double*)
     Py_ssize_t bn_widened_four(
         int, const float*, Py_ssize_t, Py_ssize_t, const double*, double*, double*, double*, double*)
 
