@@ -335,15 +335,25 @@ BN_INLINE void OF(bn_long_sum)(int square, int brief, const real *x, ptrdiff_t n
     BN_RUN_SUMS(1, brief, n, eight, (double *)NULL, BN_TWO_POWERS, BN_POWER)
 }
 
+/* The same for a row of at most `width` values, 8 or 16, a constant to the compiler; that many may be read. */
+BN_INLINE void OF(bn_tiny_sum)(int width, int square, const real *x, ptrdiff_t n, real h, double *eight)
+{
+    real s[BN_TINY];
+    BN_ROLLED
+    for (int32_t j = 0; j < width; j++) {
+        const real v = OF(bn_power)(square, OF(bn_kept)(x[j] - h, j < (int32_t)n));
+        s[j] = width == 8 ? 0 + v : v;  /* -0 becomes 0, as where halves are added */
+    }
+    OF(bn_fold)(width, 1, s, eight);
+}
+
 /* The same for a row of any length; `left` values may be read. */
 BN_INLINE void OF(bn_row_sum)(int square, const real *x, ptrdiff_t n, ptrdiff_t left, real h, double *eight)
 {
-    if (n <= BN_TINY && left >= BN_TINY) {
-        real s[BN_TINY];
-        BN_ROLLED
-        for (int32_t j = 0; j < BN_TINY; j++)
-            s[j] = OF(bn_power)(square, OF(bn_kept)(x[j] - h, j < (int32_t)n));
-        OF(bn_fold)(BN_TINY, 1, s, eight);
+    if (n <= 8 && left >= 8) {
+        OF(bn_tiny_sum)(8, square, x, n, h, eight);
+    } else if (n <= BN_TINY && left >= BN_TINY) {
+        OF(bn_tiny_sum)(BN_TINY, square, x, n, h, eight);
     } else if (n < BN_WIDTH) {
         real s[BN_WIDTH], x1[BN_WIDTH];
         const real *xr = OF(bn_rest)(x, (int32_t)n, left, x1);

@@ -123,7 +123,9 @@ BN_APART void OF(bn_run_sums)(ptrdiff_t runs, ptrdiff_t n, const real *dy, const
 {
     BN_ARRAY_IS(h)
     ptrdiff_t k = 0;
-    if (n <= BN_TINY)
+    if (n <= 8)
+        BN_EACH_RUN(8, OF(bn_run_vector)(8, dy, x, (int32_t)n, h[k], sum, dot))
+    else if (n <= BN_TINY)
         BN_EACH_RUN(BN_TINY, OF(bn_run_vector)(BN_TINY, dy, x, (int32_t)n, h[k], sum, dot))
     else if (n <= BN_WIDTH)
         BN_EACH_RUN(BN_WIDTH, OF(bn_run_vector)(BN_WIDTH, dy, x, (int32_t)n, h[k], sum, dot))
