@@ -7,6 +7,8 @@ the measurements. Where fork is not safe (macOS, Windows) the process itself doe
 
 Questions and answers are pickled, over the process's standard input and output. The child uses those of its parent,
 which waits for it meanwhile.
+
+On one thread all libraries have the same core. Of two cores of a shared machine, one was half as fast as the other.
 """
 
 import os
@@ -23,7 +25,7 @@ from typing import Any, Self
 from . import adapters
 from .exact import Exact
 from .shapes import Case
-from .timing import Effort, Local, Samples
+from .timing import Effort, Local, Samples, keep_core
 
 FORKS = sys.platform == "linux"
 
@@ -110,6 +112,8 @@ def serve(name: str) -> None:
                         answer(RuntimeError(f"{name}: its process died, status {status}"), failed=True)
                     continue
                 child = True
+                if method == "open" and arguments[-1] == 1:
+                    keep_core()
             try:
                 answer(getattr(local, method)(*arguments))
             except Exception as error:

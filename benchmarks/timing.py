@@ -1,6 +1,7 @@
 """Check, then time: several libraries on one case, in turns."""
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -302,6 +303,12 @@ def in_turns(turns: Sequence[Turn], effort: Effort, samples: Samples) -> None:
 def new_pages() -> int:
     """Return how many pages of memory the system has given this process so far, each by a page fault."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+
+
+def keep_core() -> None:
+    """Keep this process on one core, the same for all that do so: cores of a shared machine may differ in speed."""
+    if hasattr(os, "sched_setaffinity"):  # not on macOS and Windows
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def seconds(call: Call, repeats: int = 1) -> float:

@@ -162,6 +162,16 @@ def test_a_library_in_a_process_of_its_own():
         assert len(measured(TINY[0], library)) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Cores can be chosen on Linux only.")
+def test_libraries_on_one_thread_have_the_same_core():
+    every = os.sched_getaffinity(0)
+    with processes.Remote("numpy") as library:
+        for threads, cores in [(1, {max(every)}), (2, every)]:
+            library.open(TINY[0], "float32", threads)
+            assert library.apply(os.sched_getaffinity, 0) == cores
+            library.close()
+
+
 def test_a_library_that_is_not_there_is_named_with_the_reason(monkeypatch):
     found = suite.run(TINY[:1], ["float32"], [1], 2, ["bnorm", "nothing_of_that_name"], BRIEF)
     reason = "No module named 'benchmarks.adapters.nothing_of_that_name'"
