@@ -32,7 +32,7 @@ def test_ours_are_right(data):
 
 
 def test_others_are_asked_what_they_offer(data):
-    """Not that they are wrong, which a release may repair. One gave NaN in some runs, the root of a negative variance."""
+    """Not that they are wrong, which a release may repair. In some runs one gives NaN: its variance is below zero."""
     found, missing = wrong_answers.answers(data)
     assert not {"bnorm", "scikit-learn"} & set(missing)
     assert len(found) == 2 + len(wrong_answers.LIBRARIES) - len(missing)
