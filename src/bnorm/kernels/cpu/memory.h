@@ -122,8 +122,8 @@ static inline int bn_far_third_level(void)
 #endif
 }
 
-/* The widest build of the kernels that this processor and its operating system can run: 0 baseline, 1 AVX2 with FMA,
- * 2 AVX-512; levels 1 and 2 need F16C. */
+/* The widest build of the kernels that this processor and its operating system can run: 0 baseline, 1 AVX2,
+ * 2 AVX-512; levels 1 and 2 need FMA and F16C. */
 static inline int bn_processor_level(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
@@ -131,10 +131,10 @@ static inline int bn_processor_level(void)
     unsigned a, b, leaf1, d;    /* not every compiler knows "f16c" */
     if (!__get_cpuid(1, &a, &b, &leaf1, &d) || (leaf1 & (1u << 29)) == 0)
         return 0;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
-        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
-        return 2;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 0;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
+           && __builtin_cpu_supports("avx512vl") ? 2 : 1;
 #elif defined(_MSC_VER) && defined(_M_X64)
     int leaf[4];
     __cpuid(leaf, 1);
