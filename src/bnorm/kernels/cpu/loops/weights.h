@@ -183,8 +183,6 @@ BN_INLINE bn_doubles bn_pick(const double *w, const int64_t *order)
     return v;
 }
 #endif
-#else
-#define BN_SIDE 1
 #endif
 
 /* Converts n weights that are not float64, from weight `at` on. */
