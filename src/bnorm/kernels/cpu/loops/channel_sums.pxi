@@ -17,7 +17,7 @@ cdef inline void four(
     int what, const real* dy, const real* x, Py_ssize_t stride, term m, term minus, term* sum, term* dot
 ) noexcept nogil:
     """Compute sum g and sum g (x - m) of four rows of a column, in the type of m. g is x - m for BN_SQUARES, else dy.
-    minus: from bn_minus."""
+    minus: from bn_minus_one."""
     cdef term d0 = bn_less(x[0], m, minus), d1 = bn_less(x[stride], m, minus)
     cdef term d2 = bn_less(x[2 * stride], m, minus), d3 = bn_less(x[3 * stride], m, minus)
     cdef term g0, g1, g2, g3
@@ -35,7 +35,7 @@ cdef inline void last_sums(
 ) noexcept nogil:
     """Add both sums of the last rows, from r on: four rows at a time, then one by one."""
     cdef Py_ssize_t j, at
-    cdef term d, g, sum, dot, minus = bn_minus(m)
+    cdef term d, g, sum, dot, minus = bn_minus_one(m)
     fetch_rows(b, b.rows - r, sizeof(real))
     while r + 4 <= b.rows:
         for j in range(width_of(b)):
@@ -61,7 +61,7 @@ cdef inline void paged_sums(
     cdef real[2 * ACROSS] of_s, of_q
     cdef real* pair_s
     cdef real* pair_q
-    cdef real s0, q0, minus = bn_minus(m)
+    cdef real s0, q0, minus = bn_minus_one(m)
     cdef Py_ssize_t i, j, k, n, at, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t step = ACROSS if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
     while r + rows <= b.rows:
@@ -96,7 +96,7 @@ cdef inline void column_sums(
     """Add s += sum g, q += sum g (x - m) per column: `rows` (8 or 16) rows in the type of x, then in float64."""
     cdef Py_ssize_t j, k, end, at, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t step = width if b.ahead == NULL else FETCH_COLUMNS, head = head_of(x, b)
-    cdef real s0, s1, s2, s3, q0, q1, q2, q3, minus = bn_minus(m)
+    cdef real s0, s1, s2, s3, q0, q1, q2, q3, minus = bn_minus_one(m)
     if stride * sizeof(real) % PAGE == 0:
         paged_sums(what, rows, dy, x, b, m, s, q)
         return
@@ -134,7 +134,7 @@ cdef inline void four_exact(
 ) noexcept nogil:
     """Sum the i-th four of sixteen rows of n columns in of_s and of_q, and add these to s and q after the last four. i
     is a constant to the compiler: 0, 1 for both in the middle, or 3."""
-    cdef double s0, q0, minus = bn_minus(m)
+    cdef double s0, q0, minus = bn_minus_one(m)
     cdef Py_ssize_t begin = 0, j
     if real is float:
         begin = bn_widened_four(i, x, stride, n, m, of_s, of_q, s, q)
@@ -155,7 +155,7 @@ cdef inline void exact_sums(const real* x, const Block* b, const double* m, doub
     time, in the same order of additions: more would not fit the first-level cache if rows are whole pages apart, or
     would not be fetched as fast."""
     cdef double[ACROSS] of_s, of_q
-    cdef double s0, s1, s2, s3, q0, q1, q2, q3, minus = bn_minus(m)
+    cdef double s0, s1, s2, s3, q0, q1, q2, q3, minus = bn_minus_one(m)
     cdef Py_ssize_t i, j, k, n, r = 0, stride = b.stride, width = width_of(b)
     cdef Py_ssize_t most = ACROSS if b.ahead == NULL else 2 * FETCH_COLUMNS
     cdef bint at_once = b.ahead == NULL and stride * sizeof(real) % PAGE != 0 and (real is double or BN_PERMUTES > 1)

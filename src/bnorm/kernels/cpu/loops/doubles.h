@@ -60,7 +60,7 @@ BN_INLINE ptrdiff_t bn_widened_sums(int fours, int first, int last, const float 
                                     const double *BN_RESTRICT m, double *BN_RESTRICT of_s, double *BN_RESTRICT of_q,
                                     double *BN_RESTRICT s, double *BN_RESTRICT q)
 {
-    const double minus = bn_minus_double();
+    const double minus = bn_minus_one_double();
     ptrdiff_t j = 0;
     for (; j + BN_SIDE <= n; j += BN_SIDE) {
         const bn_doubles center = bn_take_double(m + j), zero = {0};
@@ -92,20 +92,20 @@ BN_APART ptrdiff_t bn_widened_columns(const float *x, ptrdiff_t stride, ptrdiff_
 BN_APART ptrdiff_t bn_widened_four(int i, const float *x, ptrdiff_t stride, ptrdiff_t n, const double *m, double *of_s,
                                    double *of_q, double *s, double *q)
 {
-    return i == 0   ? bn_widened_sums(1, 1, 0, x, stride, n, m, of_s, of_q, s, q)
+    return i == 0  ? bn_widened_sums(1, 1, 0, x, stride, n, m, of_s, of_q, s, q)
            : i < 3 ? bn_widened_sums(1, 0, 0, x, stride, n, m, of_s, of_q, s, q)
-                    : bn_widened_sums(1, 0, 1, x, stride, n, m, of_s, of_q, s, q);
+                   : bn_widened_sums(1, 0, 1, x, stride, n, m, of_s, of_q, s, q);
 }
 
 /* s += sum w (x - m), q += sum w (x - m)^2 of four rows of x with one weight each, or these sums alone (`begins`), for
  * those of n columns that fill whole vectors. row: which rows. Returns how many columns were summed. */
-BN_APART ptrdiff_t bn_weighted_four(const float *x, ptrdiff_t stride, const ptrdiff_t *row, const double *w, ptrdiff_t n,
-                                    const double *BN_RESTRICT m, int begins, double *BN_RESTRICT s,
+BN_APART ptrdiff_t bn_weighted_four(const float *x, ptrdiff_t stride, const ptrdiff_t *row, const double *w,
+                                    ptrdiff_t n, const double *BN_RESTRICT m, int begins, double *BN_RESTRICT s,
                                     double *BN_RESTRICT q)
 {
     const float *x0 = x + row[0] * stride, *x1 = x + row[1] * stride, *x2 = x + row[2] * stride;
     const float *x3 = x + row[3] * stride;
-    const double minus = bn_minus_double(), w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    const double minus = bn_minus_one_double(), w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
     ptrdiff_t j = 0;
     for (; j + BN_SIDE <= n; j += BN_SIDE) {
         const bn_doubles center = bn_take_double(m + j);

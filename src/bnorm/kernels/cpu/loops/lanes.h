@@ -43,8 +43,8 @@
 #define BN_OF(name, p) _Generic(*(p), float: name##_float, double: name##_double)
 
 /* x - h, in sums of differences and of their squares. Additions limit these, while the units for products are idle, so
- * the latter compute -h + x as a fused product and sum, which has the same bits. `minus` is -1, from bn_minus(a pointer
- * to its type); if the compiler knew it, it would subtract. */
+ * the latter compute -h + x as a fused product and sum, which has the same bits. `minus` is -1, from bn_minus_one(a
+ * pointer to its type); if the compiler knew it, it would subtract. */
 #if defined(__FMA__) && (defined(__GNUC__) || defined(__clang__))
 #define bn_less(x, h, minus) _Generic((minus), float: __builtin_fmaf, double: __builtin_fma)(h, minus, x)
 #define BN_HIDE(v) __asm__("" : "+x"(v))
@@ -52,7 +52,7 @@
 #define bn_less(x, h, minus) ((void)(minus), (x) - (h))
 #define BN_HIDE(v) (void)0
 #endif
-#define bn_minus(p) BN_OF(bn_minus, p)()
+#define bn_minus_one(p) BN_OF(bn_minus_one, p)()
 
 /* bn_add_block for every channel. If all channels have the same number of values, as they do without weights and NaN,
  * one division is enough for all. */
@@ -172,7 +172,7 @@ enum {
     {                                                                                                                 \
         const int32_t rest_ = (int32_t)((brief) ? (n) - BN_WIDTH : ((n) - 1) % BN_WIDTH + 1);                         \
         const ptrdiff_t even_ = (n) - rest_;                                                                          \
-        const real minus_ = OF(bn_minus)();                                                                           \
+        const real minus_ = OF(bn_minus_one)();                                                                       \
         ptrdiff_t i_ = BN_WIDTH, end_ = even_ < BN_CHAIN * BN_WIDTH ? even_ : BN_CHAIN * BN_WIDTH;                    \
         real s[BN_WIDTH], t[BN_WIDTH];                                                                                \
         for (int32_t j = 0; j < BN_WIDTH; j++) {                                                                      \
@@ -233,7 +233,7 @@ enum {
 #include "both.h"
 #elif defined(real)
 
-BN_INLINE real OF(bn_minus)(void)
+BN_INLINE real OF(bn_minus_one)(void)
 {
     real minus = -1;
     BN_HIDE(minus);

@@ -158,7 +158,7 @@ cdef extern from "lanes.h" nogil:
     void bn_one_nan(...)
     void bn_map_rows(...)
     void bn_gradient_rows(...)
-    double bn_minus(const void*)
+    double bn_minus_one(const void*)
     double bn_less(double, double, double)
     void bn_add_blocks(Py_ssize_t, double, const double*, const double*, const double*,
                        double*, double*, double*, double*)
