@@ -136,7 +136,7 @@ BN_NUMBERS static BN_EACH int64_t bn_odd_double(double v)
     return 0x7ff0000000000000 - (bits & 0x7fffffffffffffff);
 }
 
-#define BN_NAN(v) -((v) != (v))
+#define BN_IS_NAN(v) -((v) != (v))
 #define BN_NEVER(v) 0
 BN_COLUMNS_OF(float, float, int32_t)
 BN_COLUMNS_OF(double, double, int64_t)
@@ -146,8 +146,8 @@ BN_COLUMNS_OF(uint16_t, uint16, int16_t)
 BN_COLUMNS_OF(int16_t, int16, int16_t)
 BN_DOWN_OF(float, float, BN_NUMBERS, int32_t, bn_odd_float)
 BN_DOWN_OF(double, double, BN_NUMBERS, int64_t, bn_odd_double)
-BN_DOWN_OF(float, careful_float, BN_ANY, int32_t, BN_NAN)
-BN_DOWN_OF(double, careful_double, BN_ANY, int64_t, BN_NAN)
+BN_DOWN_OF(float, careful_float, BN_ANY, int32_t, BN_IS_NAN)
+BN_DOWN_OF(double, careful_double, BN_ANY, int64_t, BN_IS_NAN)
 BN_DOWN_OF(uint8_t, uint8, BN_ANY, int8_t, BN_NEVER)
 BN_DOWN_OF(int8_t, int8, BN_ANY, int8_t, BN_NEVER)
 BN_DOWN_OF(uint16_t, uint16, BN_ANY, int16_t, BN_NEVER)
