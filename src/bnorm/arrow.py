@@ -1,6 +1,7 @@
 """Columns of Arrow tables, which the kernels read in place, one by one, neither transposed nor concatenated.
 
-A missing value is NaN. Integers, decimals and bools are converted to float64. Other types are not numbers.
+A missing value is NaN. Integers without missing values may stay as they are (`numbers`); otherwise integers, decimals
+and bools are converted to float64. Other types are not numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,17 @@ def values(array: Any) -> ndarray:
     x = in_place(array, dtype)
     if array.null_count:
         return np.where(present(array), x, dtype.type(np.nan))
+    return x if x.flags.aligned else x.copy()
+
+
+def numbers(array: Any) -> ndarray:
+    """Return an Arrow array of numbers as floats, or as integers if that takes no copy. The result may be read-only."""
+    import pyarrow as pa
+
+    if not pa.types.is_integer(array.type) or array.null_count or array.buffers()[1] is None:
+        return values(array)
+    unsigned = pa.types.is_unsigned_integer(array.type)
+    x = in_place(array, np.dtype(f"{'u' if unsigned else 'i'}{array.type.bit_width // 8}"))
     return x if x.flags.aligned else x.copy()
 
 
@@ -107,7 +119,8 @@ class Columns:
     def __init__(self, batches: list[list[ndarray]]) -> None:
         self.batches = batches
         self.shape = sum(len(batch[0]) for batch in batches), len(batches[0])
-        self.dtype: np.dtype[Any] = np.result_type(*(column.dtype for column in batches[0]))
+        # of results: integers become float64
+        self.dtype: np.dtype[Any] = np.result_type(*(x.dtype if x.dtype.kind == "f" else "f8" for x in batches[0]))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -181,7 +194,7 @@ def columns_of(who: str, table: Any) -> Columns:
             f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {who}."
         )
     check_numbers(f"{who}: X", table)
-    batches = [[values(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
+    batches = [[numbers(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
     return Columns(batches)
 
 

@@ -178,7 +178,7 @@ def _of_block(block: Any, w: Any, skipna: bool, in_integers: bool, minmax: bool)
         m = Moments._from_parts(kernels.moments(block, w, skipna))
     if not minmax:
         return m
-    if block.dtype.kind in "iu" and block.itemsize > 2:  # extremes are found in no such type
+    if type(block) is not ndarray and block.dtype.kind in "iu" and block.itemsize > 2:  # a device finds them in floats
         block = block.astype(np.float64)
     extremes = kernels.extremes(block, None if w is None else w.astype(np.float64, copy=False), skipna)
     return m._of(m.shape, extremes)

@@ -183,6 +183,20 @@ def test_other_kinds_of_numbers(command, tmp_path):
     assert command("show", tmp_path / "s.npz", "--json").json["features"][0]["mean"] == 2 / 3
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint64", "int64"])
+def test_integers(command, tmp_path, kind):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    ends = np.iinfo(kind)
+    x = np.array([ends.max, ends.min, *range(98)], kind)
+    parquet.write_table(pa.table({"a": x}), tmp_path / "x.parquet")
+    command("fit", tmp_path / "x.parquet", "-o", tmp_path / "s.npz")
+    feature = shown(command, tmp_path / "s.npz")
+    assert (feature["min"], feature["max"], feature["count"]) == (float(ends.min), float(ends.max), 100)
+    assert feature["mean"] == pytest.approx(sum(map(int, x)) / 100, rel=0, abs=1e-15 * ends.max)
+
+
 def test_integers_that_turn_into_fractions(command, tmp_path):
     """What a column holds is not known from its beginning."""
     data = tmp_path / "x.csv"

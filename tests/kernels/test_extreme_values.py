@@ -24,7 +24,9 @@ SHAPES = [
     (4, 0),
     (1, 1),
 ]
-TYPES = ["float64", "float32", "float16", "uint8", "int8", "uint16", "int16", "bool"]
+FLOATS = ["float64", "float32", "float16"]
+INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+TYPES = [*FLOATS, "bool", *INTEGERS]
 LEVELS = cpu.LEVELS[: processor_level() + 1]
 LEVELS = tuple(level for level in LEVELS if find_spec(f"bnorm.kernels.cpu.extremes.{level}"))
 
@@ -49,6 +51,18 @@ def test_as_the_reference(dtype, level):
                     np.testing.assert_array_equal(got, want, err_msg=f"{shape} {bad} {skipna} {w is None}")
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_ends_of_integers(dtype, level):
+    """Where float64 has fewer digits than the integers, the extremes are rounded, but no other value is found."""
+    ends = np.iinfo(dtype)
+    for shape in ((300, 5), (2, 3, 700)):
+        x = rng.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+        want = np.stack([x.min(axis=(0, *range(2, x.ndim))), x.max(axis=(0, *range(2, x.ndim)))]).astype(np.float64)
+        np.testing.assert_array_equal(cpu.extremes(x), want)
+        x[:, 0], x[:, 1] = ends.max, ends.min
+        assert cpu.extremes(x)[:, :2].tolist() == [[float(ends.max), float(ends.min)]] * 2
+
+
 def test_bfloat16():
     x = rng.standard_normal((30, 3, 5)).astype(pytest.importorskip("ml_dtypes").bfloat16)
     assert np.array_equal(cpu.extremes(x)[1], x.astype(float).max(axis=(0, 2)))
@@ -59,7 +73,7 @@ def test_bfloat16():
     [
         ((np.ones((4, 6))[:, ::2],), "contiguous"),
         ((np.ones(4),), "at least 2 axes"),
-        ((np.ones((2, 2), np.int64),), "integers of 8 or 16 bits"),
+        ((np.ones((2, 2), complex),), "x: expected floats, bools or integers"),
         ((np.ones((2, 2), ">f8"),), "byte order"),
         ((np.ones((2, 3, 4)), np.ones(3)), "weight: expected 8 numbers"),
         ((np.ones((2, 3, 4)), np.ones(8, np.float32)), "weight: expected 8 numbers"),

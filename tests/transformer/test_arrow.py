@@ -130,9 +130,25 @@ def test_types():
     assert_same(np.isnan(t.transform(mixed)), missing)
 
 
-def test_numbers_are_read_where_they_are():
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("parameters", [*KINDS, {"momentum": None, "exact": True}])
+def test_integers(dtype, parameters):
+    """Slices of integers begin anywhere, and one column has a missing value."""
+    ends = np.iinfo(dtype)
+    x = rng.integers(max(ends.min, -(2**50)), min(ends.max, 2**50), (1000, 3), dtype, endpoint=True)
+    whole = pa.table(dict(zip(NAMES, x.T.copy(), strict=True))).set_column(1, "b", pa.array(x[:, 1], mask=x[:, 1] == 5))
+    floats = np.where((x == 5) & [False, True, False], np.nan, x.astype(np.float64))[7:]
+    t, want = BatchNormTransformer(**parameters).fit(whole.slice(7)), BatchNormTransformer(**parameters).fit(floats)
+    check(t, want)
+    y = t.transform(whole.slice(7))
+    assert y.dtype == np.float64
+    assert_close(y, want.transform(floats), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+def test_numbers_are_read_where_they_are(dtype):
     """No copy of a table without missing values, whatever its size."""
-    x = rng.normal(size=(200_000, 4))
+    x = (rng.normal(size=(200_000, 4)) * 100).astype(dtype)
     t, big = BatchNormTransformer(), pa.table(dict(zip("abcd", x.T.copy(), strict=True)))
     t.fit(big)
     tracemalloc.start()

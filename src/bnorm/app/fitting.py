@@ -177,7 +177,7 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
     """
     name, done = stream.others[0] if stream.others else None, 0  # the column of times
     for batch in stream.read(skip):
-        columns = [arrow.values(column) for column in batch.columns[: len(stream.numbers)]]
+        columns = [arrow.numbers(column) for column in batch.columns[: len(stream.numbers)]]
         times = times_of(batch.column(name), name, stream) if name else None
         w = weights_of(columns.pop(), stream, weight, fitted.sums is not None) if weight else None
         pieces: list[Piece | DataError] = []

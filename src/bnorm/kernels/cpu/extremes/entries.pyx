@@ -9,7 +9,6 @@ from libc.string cimport memset
 
 from bnorm.kernels.cpu.extremes.jobs cimport BN_FAR, bn_extremes_job, extremes_task_t
 from bnorm.kernels.cpu.dtypes cimport kind_of
-from bnorm.kernels.cpu.kinds cimport BN_FLOAT64
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cnp.import_array()
@@ -31,8 +30,6 @@ cdef int begin(bn_extremes_job* job, cnp.ndarray x, Py_ssize_t outer, Py_ssize_t
     cdef Py_ssize_t all_ = outer * inner if channels == 1 and weight is None else outer
     memset(job, 0, sizeof(bn_extremes_job))
     job.kind = kind_of(x)
-    if job.kind > BN_FLOAT64:
-        raise TypeError(f"x: expected floats, bools, or integers of 8 or 16 bits, got {x.dtype}")
     job.outer = outer
     job.channels = channels
     job.inner = inner

@@ -3,7 +3,7 @@
  * Values are compared in their own type, a row of at most BN_ROW columns at a time; half precision is converted to
  * float first. Floats are first compared as if there were no NaN, and their bits tell whether there was one. If there
  * was, they are compared again, with comparisons that are false for NaN, so that a NaN never becomes an extreme. No
- * value is rounded, and no result depends on the order. */
+ * value is rounded before it is compared, and no result depends on the order. */
 #ifndef BNORM_EXTREMES_H
 #define BNORM_EXTREMES_H
 
@@ -144,6 +144,10 @@ BN_COLUMNS_OF(uint8_t, uint8, int8_t)
 BN_COLUMNS_OF(int8_t, int8, int8_t)
 BN_COLUMNS_OF(uint16_t, uint16, int16_t)
 BN_COLUMNS_OF(int16_t, int16, int16_t)
+BN_COLUMNS_OF(int32_t, int32, int32_t)
+BN_COLUMNS_OF(uint32_t, uint32, int32_t)
+BN_COLUMNS_OF(int64_t, int64, int64_t)
+BN_COLUMNS_OF(uint64_t, uint64, int64_t)
 BN_DOWN_OF(float, float, BN_NUMBERS, int32_t, bn_odd_float)
 BN_DOWN_OF(double, double, BN_NUMBERS, int64_t, bn_odd_double)
 BN_DOWN_OF(float, careful_float, BN_ANY, int32_t, BN_IS_NAN)
@@ -152,12 +156,20 @@ BN_DOWN_OF(uint8_t, uint8, BN_ANY, int8_t, BN_NEVER)
 BN_DOWN_OF(int8_t, int8, BN_ANY, int8_t, BN_NEVER)
 BN_DOWN_OF(uint16_t, uint16, BN_ANY, int16_t, BN_NEVER)
 BN_DOWN_OF(int16_t, int16, BN_ANY, int16_t, BN_NEVER)
+BN_DOWN_OF(int32_t, int32, BN_ANY, int32_t, BN_NEVER)
+BN_DOWN_OF(uint32_t, uint32, BN_ANY, int32_t, BN_NEVER)
+BN_DOWN_OF(int64_t, int64, BN_ANY, int64_t, BN_NEVER)
+BN_DOWN_OF(uint64_t, uint64, BN_ANY, int64_t, BN_NEVER)
 BN_FOLD_OF(float, float, BN_NUMBERS)
 BN_FOLD_OF(double, double, BN_NUMBERS)
 BN_FOLD_OF(uint8_t, uint8, BN_ANY)
 BN_FOLD_OF(int8_t, int8, BN_ANY)
 BN_FOLD_OF(uint16_t, uint16, BN_ANY)
 BN_FOLD_OF(int16_t, int16, BN_ANY)
+BN_FOLD_OF(int32_t, int32, BN_ANY)
+BN_FOLD_OF(uint32_t, uint32, BN_ANY)
+BN_FOLD_OF(int64_t, int64, BN_ANY)
+BN_FOLD_OF(uint64_t, uint64, BN_ANY)
 
 typedef union {
     bn_columns_float f;
@@ -166,6 +178,10 @@ typedef union {
     bn_columns_int8 i8;
     bn_columns_uint16 u16;
     bn_columns_int16 i16;
+    bn_columns_int32 i32;
+    bn_columns_uint32 u32;
+    bn_columns_int64 i64;
+    bn_columns_uint64 u64;
 } bn_columns;
 
 /* The state of a task: the extremes of its channels so far, and memory for columns. */
@@ -264,6 +280,10 @@ BN_COMPARE_OF(uint8_t, uint8, uint8, int8_t, 0, UINT8_MAX)
 BN_COMPARE_OF(int8_t, int8, int8, int8_t, INT8_MIN, INT8_MAX)
 BN_COMPARE_OF(uint16_t, uint16, uint16, int16_t, 0, UINT16_MAX)
 BN_COMPARE_OF(int16_t, int16, int16, int16_t, INT16_MIN, INT16_MAX)
+BN_COMPARE_OF(int32_t, int32, int32, int32_t, INT32_MIN, INT32_MAX)
+BN_COMPARE_OF(uint32_t, uint32, uint32, int32_t, 0, UINT32_MAX)
+BN_COMPARE_OF(int64_t, int64, int64, int64_t, INT64_MIN, INT64_MAX)
+BN_COMPARE_OF(uint64_t, uint64, uint64, int64_t, 0, UINT64_MAX)
 
 /* Update the extremes by some rows. If no value counts, the least stays above the greatest. */
 static void bn_compare(bn_extremes_work *w, bn_rows rows)
@@ -276,6 +296,10 @@ static void bn_compare(bn_extremes_work *w, bn_rows rows)
     case BN_INT8: bn_compare_int8(w, &w->columns.i8, &rows); return;
     case BN_UINT16: bn_compare_uint16(w, &w->columns.u16, &rows); return;
     case BN_INT16: bn_compare_int16(w, &w->columns.i16, &rows); return;
+    case BN_INT32: bn_compare_int32(w, &w->columns.i32, &rows); return;
+    case BN_UINT32: bn_compare_uint32(w, &w->columns.u32, &rows); return;
+    case BN_INT64: bn_compare_int64(w, &w->columns.i64, &rows); return;
+    case BN_UINT64: bn_compare_uint64(w, &w->columns.u64, &rows); return;
     default: break;
     }
     float taken[BN_ROW];

@@ -11,7 +11,7 @@ enum { BN_FAR = 16 << 20 };
 typedef struct {
     const void *x;
     const double *weight;   /* [outer][inner] or NULL: a value of weight 0 does not count */
-    int kind;               /* of kinds.h, BN_FLOAT64 at most */
+    int kind;               /* of kinds.h */
     int skipna;             /* ignore NaN; otherwise a channel with NaN has NaN extremes */
     int far;                /* x has BN_FAR bytes or more */
     ptrdiff_t outer, channels, inner;
