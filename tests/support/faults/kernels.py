@@ -135,6 +135,13 @@ FAULTS = {
             "tests/kernels/test_narrow.py",
         ),
         (
+            "the extremes of uint64 are those of int64",
+            "kernels/cpu/extremes/extremes.h",
+            "    case BN_UINT64: bn_compare_uint64(w, &w->columns.u64, &rows); return;\n",
+            "    case BN_UINT64: bn_compare_int64(w, &w->columns.i64, &rows); return;\n",
+            "tests/kernels/test_extreme_values.py",
+        ),
+        (
             "uint64 is read as int64",
             "kernels/cpu/loops/narrow.h",
             "case BN_UINT64: READ(uint64_t, v[i])",
