@@ -24,9 +24,8 @@ SHAPES = [
     (4, 0),
     (1, 1),
 ]
-FLOATS = ["float64", "float32", "float16"]
 INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
-TYPES = [*FLOATS, "bool", *INTEGERS]
+TYPES = ["float64", "float32", "float16", "bool", *INTEGERS]
 LEVELS = cpu.LEVELS[: processor_level() + 1]
 LEVELS = tuple(level for level in LEVELS if find_spec(f"bnorm.kernels.cpu.extremes.{level}"))
 

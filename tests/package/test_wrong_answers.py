@@ -32,11 +32,12 @@ def test_ours_are_right(data):
 
 
 def test_others_are_asked_what_they_offer(data):
-    """Not that they are wrong, which a release may repair. In some runs one gives NaN: its variance is below zero."""
+    """Not that they are wrong, which a release may repair: that each gives a number. Keras gives NaN in some runs."""
     found, missing = wrong_answers.answers(data)
     assert not {"bnorm", "scikit-learn"} & set(missing)
     assert len(found) == 2 + len(wrong_answers.LIBRARIES) - len(missing)
-    assert all(np.isfinite(answer.right) and not np.isinf(answer.got) for answer in found)
+    assert np.isfinite([answer.right for answer in found]).all()
+    assert all(np.isfinite(a.got) or (a.library.startswith("Keras") and np.isnan(a.got)) for a in found)
     scaler = next(answer for answer in found if answer.library.startswith("scikit-learn"))
     assert scaler.got < 1
     lines = wrong_answers.table(found).splitlines()
