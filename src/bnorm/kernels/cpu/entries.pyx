@@ -90,6 +90,7 @@ cdef extern from "memory.h" nogil:
     int bn_far_third_level()
     int bn_foresees()
     int bn_is_zen_5()
+    double bn_take_over(double*)
     void bn_set(int*)
 
 cdef extern from "nearby.h" nogil:

@@ -258,7 +258,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         if params:
             for p in range(1, job.pieces):
                 for c in range(2 * n):
-                    job.partial[c] += job.partial[p * 2 * n + c]
+                    job.partial[c] += bn_take_over(&job.partial[p * 2 * n + c])
             for c in range(n):
                 dg[c] = bn_plain(job.partial[c])
                 db[c] = bn_plain(job.partial[n + c])

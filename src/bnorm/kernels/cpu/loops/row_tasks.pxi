@@ -113,9 +113,10 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
 
 cdef inline bint fetches_by_turns(const RowJob* job, bint direct) noexcept nogil:
     """Whether x is fetched while sums are computed and dy while results are sent, so that memory always has something
-    to do during a long row: on `beside` processors, and on `early` ones for runs."""
-    return (job.beside or (job.early and job.scale == NULL)) and direct and job.dy != NULL and job.dh == NULL \
-        and job.channels * job.inner > AT_ONCE
+    to do: on `beside` processors during long rows, and on `early` ones if a row consists of runs."""
+    cdef Py_ssize_t size = job.channels * job.inner
+    return direct and job.dy != NULL and job.dh == NULL \
+        and ((job.beside and size > AT_ONCE) or (job.early and job.scale == NULL and size >= FEW))
 
 
 cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real* x) noexcept nogil:
