@@ -4,8 +4,9 @@ Each case is measured in turns, a block of calls with one thread and then one wi
 per core compute without end; while one per core computes for 1 to 10 ms now and then, a tenth of the time; and while
 one per core computes with the lowest priority. The table has the median and the ninth decile of a call with all
 threads, over those with one thread in the same minute, and the means. If a team waits for a thread that has no core,
-the ninth decile shows it. For the last lines the machine is idle and the caller sleeps before each call: a system may
-wake a whole team on one core.
+the ninth decile shows it. For the last lines the machine is idle. First the caller sleeps before each call: a system
+may wake a whole team on one core. Then it reads the result after each call: the cache of its core may keep lines that
+another thread writes next.
 """
 
 import argparse
@@ -34,10 +35,10 @@ while True:
     time.sleep(random.uniform(0.01, 0.1))
 """
 LOW_PRIORITY = f"import os; os.nice(19)\n{COUNTING}"
+Between = Callable[[Any], object] | None  # what the caller does between two calls
 BLOCK = 0.4  # seconds of one setting, then of the other
 BLOCKS = 6  # blocks of each setting
 SLEEP = 0.05  # seconds before each call, in fewer and longer blocks
-SLEPT = SLEEP, 2.0, 2  # as arguments of compare
 
 
 def cases() -> dict[str, Callable[[], object]]:
@@ -56,6 +57,23 @@ def cases() -> dict[str, Callable[[], object]]:
     }
 
 
+def cases_that_are_read() -> dict[str, Callable[[], Any]]:
+    x = np.random.default_rng(0).standard_normal((2048, 64), dtype=np.float32)  # as large as half of a core's cache
+    return {
+        "batch norm (2048, 64)": lambda: functional.batch_norm(x)[0],
+        "layer norm (2048, 64)": lambda: functional.layer_norm(x, normalized_shape=64)[0],
+    }
+
+
+def sleep(_: object) -> None:
+    time.sleep(SLEEP)
+
+
+def read(y: Any) -> None:
+    if y is not None:
+        y.sum()
+
+
 @contextmanager
 def neighbors(n: int, program: str = COUNTING) -> Iterator[None]:
     """Run n processes until the block ends."""
@@ -69,17 +87,17 @@ def neighbors(n: int, program: str = COUNTING) -> Iterator[None]:
             process.wait()
 
 
-def block(call: Callable[[], object], threads: int, duration: float, sleep: float = 0.0) -> list[float]:
-    """Return the seconds of each call with this many threads."""
-    before = bnorm.get_num_threads()
+def block(call: Callable[[], object], threads: int, duration: float, between: Between = None) -> list[float]:
+    """Return the seconds of each call with this many threads. between: is given the result of the call before."""
+    before, result = bnorm.get_num_threads(), None
     bnorm.set_num_threads(threads)
     try:
         took, end = [], time.perf_counter() + duration
         while time.perf_counter() < end:
-            if sleep:
-                time.sleep(sleep)
+            if between is not None:
+                between(result)
             now = time.perf_counter()
-            call()
+            result = call()
             took.append(time.perf_counter() - now)
         return took
     finally:
@@ -87,14 +105,14 @@ def block(call: Callable[[], object], threads: int, duration: float, sleep: floa
 
 
 def compare(
-    call: Callable[[], object], threads: int, sleep: float = 0.0, duration: float = BLOCK, blocks: int = BLOCKS
+    call: Callable[[], object], threads: int, between: Between = None, duration: float = BLOCK, blocks: int = BLOCKS
 ) -> list[list[float]]:
     """Return median, ninth decile and mean of a call in seconds, with one thread and with all."""
     took: dict[int, list[float]] = {1: [], threads: []}
     call()
     for _ in range(blocks):
         for n, some in took.items():
-            some += block(call, n, duration, sleep)
+            some += block(call, n, duration, between)
     return [[*np.quantile(some, [0.5, 0.9]), np.mean(some)] for some in took.values()]
 
 
@@ -108,8 +126,8 @@ def main() -> None:
     heads = ["1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio", "mean: 1", "all", "ratio"]
     lines = [["case", "busy processes per core", *heads]]
 
-    def measure(words: str, *how: Any) -> None:
-        for name, call in cases().items():
+    def measure(words: str, *how: Any, some: dict[str, Callable[[], object]] | None = None) -> None:
+        for name, call in (some or cases()).items():
             one, every = compare(call, threads, *how)
             line = [name, words]
             for a, b in zip(one, every, strict=True):
@@ -122,7 +140,8 @@ def main() -> None:
     for words, program in (("1, now and then", NOW_AND_THEN), ("1, of low priority", LOW_PRIORITY)):
         with neighbors(cores, program):
             measure(words)
-    measure(f"0, slept {1e3 * SLEEP:.0f} ms before", *SLEPT)
+    measure(f"0, slept {1e3 * SLEEP:.0f} ms before", sleep, 2.0, 2)
+    measure("0, result read after", read, some=cases_that_are_read())
     print("\n".join(aligned(lines, 1)))
 
 

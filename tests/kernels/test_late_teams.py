@@ -6,7 +6,7 @@ from functools import wraps
 import numpy as np
 import pytest
 
-from bnorm.kernels.cpu.threads import judged
+from bnorm.kernels.cpu.threads import judged, resting
 
 ALONE, SHARED, TURN = 1e-3, 5e-4, 4e-3  # seconds: a call, the same on two threads, what another process takes
 
@@ -107,6 +107,69 @@ def test_threads_that_prove_useful_again_are_trusted_again():
     while not clock.rests():
         clock.call(late=True)
     assert clock.rests() == pytest.approx(16 * (SHARED + TURN))
+
+
+BRIEF, SLOW = 2e-5, 1e-4  # seconds: a small call alone, and on threads that are slow to write its result
+FUTURE = 1e9  # by the real clock, so that a rest does not end during a test
+
+
+def rest_after(*calls, pause=0.0, values=1000, turns=2000):
+    """Make these calls again and again, with a pause after each. Return when the caller rests, and for how long."""
+    now = FUTURE
+    for _ in range(turns):
+        for took in calls:
+            if rest := judged(now, took, BRIEF, values):
+                return now - FUTURE, rest
+            now += took + pause
+    return None
+
+
+@of_a_new_thread
+def test_a_slow_team_rests_for_sixteen_times_what_it_has_lost():
+    when, rest = rest_after(SLOW)
+    assert when == pytest.approx(0.032, abs=2 * SLOW)  # its threads may have shared a core until then
+    assert rest == pytest.approx(16 * 0.032 * (SLOW - 1.5 * BRIEF) / SLOW, rel=0.02)
+
+
+@of_a_new_thread
+def test_a_slow_team_rests_though_half_of_its_calls_are_fast():
+    assert rest_after(SLOW, BRIEF / 2)
+
+
+@of_a_new_thread
+def test_a_team_whose_calls_are_seldom_slow_does_not_rest():
+    assert rest_after(SLOW, *[BRIEF / 2] * 10) is None
+
+
+@of_a_new_thread
+def test_a_team_that_sleeps_between_its_calls_does_not_rest():
+    assert rest_after(SLOW, pause=6e-3) is None
+
+
+@of_a_new_thread
+def test_after_slow_calls_the_caller_is_alone_on_small_calls_only():
+    assert rest_after(SLOW)
+    assert resting(2000)
+    assert not resting(2001)
+
+
+@of_a_new_thread
+def test_large_calls_are_not_set_off_against_small_ones():
+    now = FUTURE
+    for _ in range(1000):
+        rest = judged(now, SLOW, BRIEF, 1000) or judged(now + SLOW, SHARED, ALONE, 100_000)
+        now += SLOW + SHARED
+        if rest:
+            break
+    assert rest
+    assert resting(1000)
+    assert not resting(100_000)
+
+
+@of_a_new_thread
+def test_after_a_long_delay_the_caller_is_alone_on_all_calls():
+    assert judged(FUTURE, SHARED + TURN, ALONE, 1000) > 0
+    assert resting(10**9)
 
 
 SHARES = [0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0]

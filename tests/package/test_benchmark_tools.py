@@ -212,6 +212,15 @@ def test_a_busy_machine_is_measured():
     assert all(0 < median <= late and mean > 0 for median, late, mean in found)
 
 
+def test_a_caller_that_reads_its_results_is_measured():
+    seen = []
+    for call in busy.cases_that_are_read().values():
+        found = busy.compare(call, 2, seen.append, duration=0.005, blocks=1)
+        assert all(0 < median <= late and mean > 0 for median, late, mean in found)
+    assert {y.shape for y in seen if y is not None} == {(2048, 64)}
+    busy.read(seen[-1])
+
+
 def test_calls_that_look_are_measured():
     habit = entries.use_habit()
     found = list(nearby.lines([1], 1e-4, 1))

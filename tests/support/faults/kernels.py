@@ -447,6 +447,20 @@ FAULTS = {
             "tests/kernels/test_late_teams.py",
         ),
         (
+            "a team that has just begun is called slow",
+            "kernels/cpu/threads.h",
+            "bn_lost > BN_LONG && begun > bn_started_at + BN_PARTED",
+            "bn_lost > BN_LONG",
+            "tests/kernels/test_late_teams.py",
+        ),
+        (
+            "large calls make up for slow small ones",
+            "kernels/cpu/threads.h",
+            "if (begun < bn_small_until || (lost < 0.0 && bn_asked > bn_small))",
+            "if (begun < bn_small_until)",
+            "tests/kernels/test_late_teams.py",
+        ),
+        (
             "averages keep what is not finite",
             "kernels/cpu/loops/channel_tasks.pxi",
             "            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))\n",

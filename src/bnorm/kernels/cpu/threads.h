@@ -26,12 +26,18 @@ static inline double omp_get_wtime(void) { return 0.0; }
  * call does not count. Results do not depend on it. To read the processor time takes most of a microsecond, so it is read
  * only after something took long; until then the wall clock replaces it.
  *
+ * A team can be slow although nothing takes its cores. Where a program reads a result and the caller's cache keeps some
+ * of its lines, the other threads need 10 to 40 ns to write such a line again, on Zen 4. If calls of a team that has been
+ * awake for some time take much longer than alone, the caller works alone on calls of that size and smaller ones, for a
+ * multiple of the time that was lost.
+ *
  * A team can come late on an idle machine too, after it has slept together with its caller: some systems wake the other
  * threads on the core of the caller, and move them to another core only milliseconds later. Where that has happened,
  * the caller handles small calls alone for these milliseconds, the next times that it has slept; more times each time
  * it happens again. If the threads still share a core after that, a call or two on all threads part them: the caller
  * does not work alone after these. The caller sees that it slept by its processor time, which it reads seldom. */
 #define BN_SLACK 1e-4   /* seconds: to wake a team that sleeps */
+#define BN_SLOW 1.5     /* a call is slow if it takes this many times as long as the caller alone */
 #define BN_LONG 5e-4    /* seconds: no system interrupts a thread for less */
 #define BN_WATCHED 16   /* how often processor time is read after something took long */
 #define BN_REST 16.0    /* the caller works alone 16 times as long as the late call took: late calls cost a sixteenth */
@@ -52,6 +58,10 @@ typedef void (*bn_part)(void *job, ptrdiff_t i);
 static BN_OF_THREAD double bn_alone_until = 0.0, bn_rest = BN_REST;
 static BN_OF_THREAD double bn_looked_at = 0.0, bn_used_then = 0.0, bn_woke_at = 0.0;
 static BN_OF_THREAD double bn_gained = 0.0, bn_excused_until = 0.0;
+static BN_OF_THREAD double bn_started_at = 0.0, bn_ended_at = 0.0;  /* since and until when the team was awake */
+static BN_OF_THREAD double bn_lost = 0.0;   /* in slow calls, less what other calls gained; not less than 0 */
+static BN_OF_THREAD double bn_small_until = 0.0;    /* till then the caller is alone on up to bn_small values */
+static BN_OF_THREAD ptrdiff_t bn_small = 0, bn_asked = 0;   /* bn_asked: the values of this call */
 static BN_OF_THREAD int bn_excused = 0;     /* late calls that will not count, if they come in time */
 static BN_OF_THREAD int bn_naps = BN_NAPS, bn_naps_left = 0;
 static BN_OF_THREAD int bn_watched = BN_WATCHED;
@@ -84,6 +94,7 @@ static inline int bn_slept(double now)
 static inline int bn_alone(ptrdiff_t values)
 {
     const double now = omp_get_wtime();
+    bn_asked = values;
     if (bn_slept(now)) {
         bn_woke_at = now;
         bn_excused = BN_PUSHES;
@@ -93,7 +104,7 @@ static inline int bn_alone(ptrdiff_t values)
             bn_alone_until = bn_alone_until < now + BN_AWAKE ? now + BN_AWAKE : bn_alone_until;
         }
     }
-    return now < bn_alone_until;
+    return now < bn_alone_until || (values <= bn_small && now < bn_small_until);
 }
 
 /* Forget that threads ever came late. */
@@ -104,6 +115,22 @@ static inline void bn_trust(void)
     bn_naps = BN_NAPS;
     bn_naps_left = bn_excused = 0;
     bn_gained = bn_excused_until = 0.0;
+    bn_ended_at = bn_lost = bn_small_until = 0.0;
+}
+
+/* Count a call of a team that nothing has held up. In the first BN_PARTED seconds threads may share a core. */
+static inline void bn_weigh(double begun, double took, double alone)
+{
+    const double lost = took - BN_SLOW * alone;
+    if (begun < bn_small_until || (lost < 0.0 && bn_asked > bn_small))
+        return;
+    if (bn_lost == 0.0)
+        bn_small = 2 * bn_asked;
+    bn_lost = bn_lost + lost < 0.0 ? 0.0 : bn_lost + lost < BN_MOST_GAINED ? bn_lost + lost : BN_MOST_GAINED;
+    if (bn_lost > BN_LONG && begun > bn_started_at + BN_PARTED) {
+        bn_small_until = begun + took + BN_REST * bn_lost;
+        bn_lost = 0.0;
+    }
 }
 
 /* Judge a call on all threads that took `took` seconds, where the caller alone would have needed `alone`: does the
@@ -113,6 +140,9 @@ static inline void bn_judge(double begun, double took, double alone, int certain
     const int woke = begun < bn_woke_at + BN_AWAKE;
     const double gain = alone - took, now = begun + took;
     double rest;
+    if (begun > bn_ended_at + BN_LOOK)
+        bn_started_at = begun;
+    bn_ended_at = now;
     if (gain >= -BN_SLACK) {
         bn_naps = woke ? BN_NAPS : bn_naps;
         if (gain > 0.0 && certain)
@@ -121,6 +151,7 @@ static inline void bn_judge(double begun, double took, double alone, int certain
             bn_gained = BN_MOST_GAINED;
             bn_rest = BN_REST;
         }
+        bn_weigh(begun, took, alone);
         return;
     }
     if (woke) {

@@ -16,7 +16,8 @@ cdef extern from "threads.h" nogil:
     void bn_trust()
     void bn_share(part_t, void*, int)
     void bn_judge(double, double, double, bint)
-    double bn_alone_until
+    double bn_alone_until, bn_small_until
+    Py_ssize_t bn_asked
 
 cdef enum:
     # A call on fewer values stays on one thread. On 2 cores, an idle second thread makes calls on 65,536 float32 values
@@ -81,16 +82,19 @@ def get_num_threads():
     return allowed()
 
 
-def resting():
-    """Whether this thread works alone for a while, because others of its team came too late, or it has just slept."""
-    return bool(bn_alone(0))
+def resting(Py_ssize_t values=0):
+    """Whether this thread works alone for a while on calls on so many values, because others of its team came too late,
+    or it has just slept."""
+    return bool(bn_alone(values))
 
 
-def judged(double begun, double took, double alone):
+def judged(double begun, double took, double alone, Py_ssize_t values=0):
     """Judge a call that began and took so many seconds, where one thread would have needed `alone`, as if this thread
-    had made it. Return for how many seconds this thread then works alone. For tests."""
+    had made it. Return for how many seconds this thread then works alone on so many values. For tests."""
+    global bn_asked
+    bn_asked = values
     bn_judge(begun, took, alone, True)
-    return max(0.0, bn_alone_until - begun - took)
+    return max(0.0, bn_alone_until - begun - took, bn_small_until - begun - took)
 
 
 def limit_caller(int n):
