@@ -35,13 +35,14 @@ while True:
     time.sleep(random.uniform(0.01, 0.1))
 """
 LOW_PRIORITY = f"import os; os.nice(19)\n{COUNTING}"
+Cases = dict[str, Callable[[], Any]]
 Between = Callable[[Any], object] | None  # what the caller does between two calls
 BLOCK = 0.4  # seconds of one setting, then of the other
 BLOCKS = 6  # blocks of each setting
 SLEEP = 0.05  # seconds before each call, in fewer and longer blocks
 
 
-def cases() -> dict[str, Callable[[], object]]:
+def cases() -> Cases:
     rng = np.random.default_rng(0)
 
     def table(*shape: int) -> np.ndarray:
@@ -57,8 +58,9 @@ def cases() -> dict[str, Callable[[], object]]:
     }
 
 
-def cases_that_are_read() -> dict[str, Callable[[], Any]]:
-    x = np.random.default_rng(0).standard_normal((2048, 64), dtype=np.float32)  # as large as half of a core's cache
+def cases_that_are_read() -> Cases:
+    """512 KB, which stay in the second-level cache of one core."""
+    x = np.random.default_rng(0).standard_normal((2048, 64), dtype=np.float32)
     return {
         "batch norm (2048, 64)": lambda: functional.batch_norm(x)[0],
         "layer norm (2048, 64)": lambda: functional.layer_norm(x, normalized_shape=64)[0],
@@ -126,8 +128,8 @@ def main() -> None:
     heads = ["1 thread, ms", "all, ms", "ratio", "9th decile: 1", "all", "ratio", "mean: 1", "all", "ratio"]
     lines = [["case", "busy processes per core", *heads]]
 
-    def measure(words: str, *how: Any, some: dict[str, Callable[[], object]] | None = None) -> None:
-        for name, call in (some or cases()).items():
+    def measure(words: str, *how: Any, some: Callable[[], Cases] = cases) -> None:
+        for name, call in some().items():
             one, every = compare(call, threads, *how)
             line = [name, words]
             for a, b in zip(one, every, strict=True):
@@ -141,7 +143,7 @@ def main() -> None:
         with neighbors(cores, program):
             measure(words)
     measure(f"0, slept {1e3 * SLEEP:.0f} ms before", sleep, 2.0, 2)
-    measure("0, result read after", read, some=cases_that_are_read())
+    measure("0, result read after", read, some=cases_that_are_read)
     print("\n".join(aligned(lines, 1)))
 
 

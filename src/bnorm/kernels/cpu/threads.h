@@ -43,7 +43,7 @@ static inline double omp_get_wtime(void) { return 0.0; }
 #define BN_REST 16.0    /* the caller works alone 16 times as long as the late call took: late calls cost a sixteenth */
 #define BN_LONGEST 2.0  /* the longest time alone, in seconds */
 #define BN_LOOK 5e-3    /* seconds between two readings: as long as the other threads spin before they sleep */
-#define BN_MOST_GAINED 3e-2 /* seconds: some turns of another process, 3 to 4 ms each */
+#define BN_MOST_GAINED 3e-2 /* seconds: some turns of another process, 3 to 4 ms each; the most that is lost, too */
 #define BN_NAP 1e-2     /* seconds of sleep after which the system may wake all threads on one core */
 #define BN_AWAKE 8e-3   /* seconds after which they may be on cores of their own: two ticks of the system's clock */
 #define BN_PARTED 3.2e-2 /* seconds after which they certainly are: a thread that is late then has another reason */
@@ -126,7 +126,11 @@ static inline void bn_weigh(double begun, double took, double alone)
         return;
     if (bn_lost == 0.0)
         bn_small = 2 * bn_asked;
-    bn_lost = bn_lost + lost < 0.0 ? 0.0 : bn_lost + lost < BN_MOST_GAINED ? bn_lost + lost : BN_MOST_GAINED;
+    bn_lost += lost;
+    if (bn_lost < 0.0)
+        bn_lost = 0.0;
+    if (bn_lost > BN_MOST_GAINED)
+        bn_lost = BN_MOST_GAINED;
     if (bn_lost > BN_LONG && begun > bn_started_at + BN_PARTED) {
         bn_small_until = begun + took + BN_REST * bn_lost;
         bn_lost = 0.0;

@@ -94,7 +94,7 @@ def judged(double begun, double took, double alone, Py_ssize_t values=0):
     global bn_asked
     bn_asked = values
     bn_judge(begun, took, alone, True)
-    return max(0.0, bn_alone_until - begun - took, bn_small_until - begun - took)
+    return max(0.0, max(bn_alone_until, bn_small_until) - begun - took)
 
 
 def limit_caller(int n):
