@@ -17,12 +17,11 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import devices
-from bnorm.kernels import BACKENDS, zeros_like
+from bnorm.kernels import BACKENDS, cpu, zeros_like
 from bnorm.kernels.rule import AVERAGE, FADE, POOL, Rule
 
 BATCHES, SKIPPED, ROWS, UNCOUNTED = range(4)  # the entries of `counters`: see Statistics
 CHANNELS = 2  # the index in `left` at which the flags of channels begin, as in moving.cu; [0] counts skipped batches
-LOG2 = float(np.log(2.0))
 
 
 class Step(NamedTuple):
@@ -356,8 +355,7 @@ class Statistics:
 
         The batch has `rows` rows, and its values count as if they were in random order.
         """
-        half = LOG2 / float(self._halflife or 1.0)
-        share, square = (np.expm1(-k * half * rows) / np.expm1(-k * half) / rows for k in (1, 2))
+        share, square = cpu.mean_weights(float(self._halflife or 1.0), rows)
         faded = parts.copy()
         faded[[0, 2]] *= share
         last = np.full_like(parts[0], float(self.rows + rows))

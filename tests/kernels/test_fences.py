@@ -18,7 +18,9 @@ from fences import SIDES
 pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
 
 MODULES = {"": entries, "groups.": groups, "second.": second, "sparse.": sparse, "exact.": exact, "extreme.": extreme}
-OTHERS = {"use", "processor_level", "use_sizes", "use_habit", "again", "apart", "ready", "restored"}  # read no values
+# These read no values.
+OTHERS = {"use", "processor_level", "use_sizes", "use_habit", "mean_weights"}
+OTHERS |= {"again", "apart", "ready", "restored"}
 PREPARED = {"settle_prepared", "move_prepared"}  # give the arguments of settle and move to another backend
 
 

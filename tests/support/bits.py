@@ -173,6 +173,31 @@ def conversions(shape, dtype):
     yield "conversions", (cpu.widened(x), cpu.narrowed(cpu.widened(x), x), cpu.narrowed(some, x))
 
 
+def streams(shape, dtype):
+    """Values that fade, in tables, groups and loops. NumPy and C libraries have powers of two of their own."""
+    x = values(shape, dtype, 7) + np.asarray(3, dtype)
+    times, w = np.cumsum(values(shape[:1], "f8", 11) ** 2), np.abs(values(shape[:1], "f8", 1 << 19)).round(1)
+    half, keyed = shape[0] // 2, np.column_stack([np.arange(len(x)) % 5, x.astype("f8")])
+    for halflife, by in ((7.3, None), ("9s", times)):
+        for weight in (None, w):
+            t = bnorm.BatchNormTransformer(halflife=halflife)
+            for rows in (slice(half), slice(half, None)):
+                of = {name: a[rows] for name, a in (("times", by), ("sample_weight", weight)) if a is not None}
+                t.partial_fit(x[rows], **of)
+            yield f"stream, {halflife}, {weight is None}", (t.mean_, t.var_)
+        grouped = bnorm.GroupedTransformer(0, halflife=halflife)
+        grouped.partial_fit(keyed[:half], times=by if by is None else by[:half])
+        grouped.partial_fit(keyed[half:], times=by if by is None else by[half:])
+        yield f"groups, {halflife}", (grouped.means_, grouped.vars_)
+    for settings in ({"halflife": 7.3}, {"momentum": 0.03}, {"momentum": 1e-9}):
+        loop = bnorm.RunningNorm(shape[1], **settings)
+        for some in np.array_split(x, 9):
+            loop(some)
+        yield f"loop, {settings}", (loop.mean, loop.var)
+    layer = bnorm.BatchNormTransformer(halflife=40.0).fit(x).layer_.train()
+    yield "layer of a stream", (layer(x), layer.running_mean, layer.running_var)
+
+
 def digest(arrays):
     sha = sha256()
     for a in arrays:
@@ -191,6 +216,7 @@ def digests():
     cases += [(not_a_number, shape, dtype) for shape in WITH_NAN for dtype in ("f4", "f8")]
     cases += [(rows, shape, dtype) for shape in ROWS for dtype in ("f2", "f4", "f8")]
     cases += [(basics, shape, "f8") for shape in STREAMED] + [(rows, shape, "f8") for shape in STREAMED_ROWS]
+    cases += [(streams, (600, 7), dtype) for dtype in ("f4", "f8")]
     cases += [(basics, (66004, 64), "f2"), (basics, (1340, 64, 49), "bfloat16"), (rows, (4200, 1, 1024, 1), "f2")]
     return {f"{name} {dtype} {shape}": digest(arrays) for f, shape, dtype in cases for name, arrays in f(shape, dtype)}
 

@@ -101,9 +101,10 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
     total = gamma.copy()
     entries.add(total, beta, total.copy(), beta)
     entries.in_float64((gamma.astype(np.float32), None, beta))
+    entries.halved(-np.abs(gamma))
     turned = entries.contiguous(x.T)
     entries.copy_into(x.copy().T, turned)
-    yield from ("settle", "move", "assign", "online", "merge", "add", "in_float64", "contiguous", "copy_into")
+    yield from ("settle", "move", "assign", "online", "merge", "add", "in_float64", "halved", "contiguous", "copy_into")
     if floats and np.dtype(kind).itemsize == 2:
         entries.narrowed(entries.widened(x), x)
         yield from ("widened", "narrowed")

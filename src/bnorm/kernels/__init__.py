@@ -90,6 +90,11 @@ def zeros_like(a: Array, dtype: Any = None) -> Array:
     return zeros
 
 
+def halved(x: Array) -> Array:
+    """Return 2 ** x for numbers x <= 0, with the same bits everywhere: NumPy's differ in their last bits."""
+    return moved(cpu.halved(moved(x, np.ndarray)), type(x))
+
+
 def moved(a: Array, kind: type) -> Array:
     """Return `a` as an array of the type `kind`: `a` itself, or a copy on the other device."""
     if type(a) is kind:

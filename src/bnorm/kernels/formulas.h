@@ -9,24 +9,9 @@
 #ifndef BNORM_FORMULAS_H
 #define BNORM_FORMULAS_H
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define BN_FN static __device__ __forceinline__
-#define BN_INLINE BN_FN
-#else
-#include <math.h>
-#include <string.h>
-#define BN_FN static inline
-#if defined(__GNUC__) || defined(__clang__)
-#define BN_ALWAYS inline __attribute__((always_inline))
-#elif defined(_MSC_VER)
-#define BN_ALWAYS __forceinline
-#else
-#define BN_ALWAYS inline
+#ifndef BNORM_POWERS_H   /* CUDA includes no file: launching.py joins the texts */
+#include "powers.h"
 #endif
-#define BN_INLINE static BN_ALWAYS  /* a loop is vectorized only if all that it calls for each value is inlined */
-#endif
-#define BN_NAN (0.0 / 0.0)
-#define BN_INFINITY (1.0 / 0.0)
 
 /* The activation, which follows the normalization. slope: of a ReLU, below 0; 1 for GELU and 0 for SiLU. */
 enum { BN_IDENTITY, BN_RELU, BN_LEAKY, BN_SILU, BN_GELU };
@@ -54,37 +39,6 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
     case BN_RELU: function(bn_of_kind(BN_RELU, act), __VA_ARGS__); break;                                             \
     default: function(bn_of_kind(BN_LEAKY, act), __VA_ARGS__);                                                        \
     }
-
-/* In C, which has no overloading, the names of the following functions end in the type. */
-#ifdef __cplusplus
-#define BN_TYPED(name, real) name
-#else
-#define BN_TYPED(name, real) name##_##real
-#endif
-
-/* exp(z) for z <= 0; 0 below `last` and for NaN. It has the same bits everywhere, and no branch, so loops vectorize.
- * z = n log 2 + r; adding `magic` rounds to the integer n. A polynomial in r is multiplied by 2^(n + 64), made from its
- * bits, and then by 2^-64, as 2^n might be subnormal. The error is below 1.1 units in the last place. */
-#define BN_DECAY(real, whole, last, magic, high, low, bits, bias, POLYNOMIAL)                                         \
-    BN_INLINE real BN_TYPED(bn_decay, real)(real z)                                                                   \
-    {                                                                                                                 \
-        const real from = z > (real)(last) ? z : (real)(last);                                                        \
-        const real shifted = from * (real)1.4426950408889634 + (real)(magic), n = shifted - (real)(magic);            \
-        const real r = (from - n * (real)(high)) - n * (real)(low), p = POLYNOMIAL;                                   \
-        whole power;                                                                                                  \
-        real scale;                                                                                                   \
-        memcpy(&power, &shifted, sizeof power);                                                                       \
-        power = (power << (bits)) + ((whole)((bias) + 64) << (bits));                                                 \
-        memcpy(&scale, &power, sizeof scale);                                                                         \
-        return p * scale * (real)5.421010862427522e-20;                                                               \
-    }
-BN_DECAY(float, unsigned, -104, 12582912, 0.693359375, -0.00021219444, 23, 127,
-         (((((0.0013926184f * r + 0.008363179f) * r + 0.041666556f) * r + 0.16666576f) * r + 0.5f) * r + 1.0f) * r
-         + 1.0f)
-BN_DECAY(double, unsigned long long, -746, 6755399441055744.0, 0.6931471803691238, 1.9082149292705877e-10, 52, 1023,
-         (((((((((((2.510038549551032e-08 * r + 2.7620088445409746e-07) * r + 2.7557268459997064e-06) * r
-         + 2.4801521295954376e-05) * r + 0.00019841269863053618) * r + 0.0013888888917213717) * r
-         + 0.008333333333330062) * r + 0.04166666666662413) * r + 0.16666666666666669) * r + 0.5) * r + 1.0) * r + 1.0))
 
 /* bn_act is the activation of v; bn_act_pull is its derivative at v times g, the gradient of its result; bn_act_bend is
  * its second derivative. In gradients, NaN counts as above 0.
@@ -318,8 +272,8 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double age = (b.last - s.last) / r.halflife;
-    const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : exp2(age);
-    const double g = s.weight == 0.0 ? 0.0 : age > 0.0 ? exp2(-age) : 1.0;
+    const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : bn_exp2(age);
+    const double g = s.weight == 0.0 ? 0.0 : age > 0.0 ? bn_exp2(-age) : 1.0;
     const double old_m2 = s.weight == 0.0 ? 0.0 : s.var * bn_divisor(r, s.weight, s.pairs);
     const double d = (b.mean - s.mean) + (b.low - s.low);
     const int joined = r.ddof != 0.0 && s.weight != 0.0;

@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Callable
+from decimal import Context, Decimal
 from functools import partial
-from math import inf, log1p, prod
+from math import inf, prod
 from typing import Any, Self
 
 import numpy as np
@@ -11,8 +12,8 @@ from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from bnorm import checks
-from bnorm.kernels import BACKENDS, moved, view
-from bnorm.running import LOG2, Statistics
+from bnorm.kernels import BACKENDS, cpu, moved, view
+from bnorm.running import Statistics
 from bnorm.streams.statistics import Followed
 from bnorm.streams.tree import grown
 
@@ -239,7 +240,7 @@ class RunningNorm(Followed):
             return None
         if self._fading is None or len(self._fading) != rows:
             ages = np.arange(rows - 1, -1, -1) / self._halflife
-            self._fading = moved(np.exp2(-ages).reshape(rows, 1), self._kind)
+            self._fading = moved(cpu.halved(-ages).reshape(rows, 1), self._kind)
         return self._fading
 
     def __repr__(self) -> str:
@@ -279,8 +280,14 @@ def _fading(who: str, momentum: Any, halflife: Any) -> tuple[float | None, float
 
 
 def _age(momentum: float) -> float:
-    """Return the half-life, in batches, of a weight that is multiplied by 1 - momentum with every batch."""
-    return SHORTEST if momentum == 1 else -LOG2 / log1p(-momentum)
+    """Return the half-life, in batches, of a weight that is multiplied by 1 - momentum with every batch.
+
+    In decimals, as the logarithms of C libraries differ in their last bits.
+    """
+    if momentum == 1:
+        return SHORTEST
+    digits = Context(prec=40 - Decimal(momentum).adjusted())
+    return float(digits.divide(-digits.ln(2), digits.ln(digits.subtract(1, Decimal(momentum)))))
 
 
 def _ended(half: Any, given: Any, z: Any) -> Any:

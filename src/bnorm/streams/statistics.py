@@ -7,7 +7,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import devices
-from bnorm.kernels import BACKENDS, moved
+from bnorm.kernels import BACKENDS, halved, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
 from bnorm.layers.base import fixed
@@ -209,7 +209,7 @@ def _take_out(base: Statistics, s: Statistics) -> bool:
     if min(rows, batches) < 0 or bool((left < 0).any()):
         return False
     if s.last is not None and base.last is not None:
-        n0 = n0 * np.exp2((base.last - s.last) / float(s.halflife or 1.0))
+        n0 = n0 * halved((base.last - s.last) / float(s.halflife or 1.0))
     n1 = np.where(left > 0, np.maximum(n - n0, 0), 0)
     low: Any = s.low
     apart = (s.mean - base.mean) + (low - base.low)  # the smaller the difference, the more exact

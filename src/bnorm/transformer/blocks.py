@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import moved
+from bnorm.kernels import halved, moved
 from bnorm.moments import Moments
 from bnorm.running import Step
 from bnorm.transformer import tables
@@ -132,7 +132,7 @@ def _joined(clock: Clock, ddof: int, found: list[list[Step]]) -> list[Step]:
     last = np.array([one + end for one, end in zip(every_last, ends, strict=True)], like=seen)
     last = np.where(seen > 0, last, -np.inf)
     youngest = last.max(axis=0)
-    fade = np.where(seen > 0, np.exp2((last - youngest) / clock.halflife), 0)
+    fade = np.where(seen > 0, halved((last - youngest) / clock.halflife), 0)
     parts = [one.parts.copy() for one in steps]
     for part, f in zip(parts, fade, strict=True):
         part[[0, 2]] *= f

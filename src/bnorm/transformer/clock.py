@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from bnorm.kernels import moved
+from bnorm.kernels import cpu, moved
 
 KEPT = 1 << 22  # rows whose weights are kept: 32 MB
 SPAN = 1 << 10  # rows whose weights are computed one by one
@@ -16,8 +16,9 @@ DEEP = 1000.0  # a row that is this many half-lives older than another has no we
 def _weights(halflife: float, rows: int, like: Any) -> ndarray:
     """Return the weights of `rows` rows. Each is the product of a weight for a long and one for a short time."""
     short = min(rows, SPAN)
-    ages = (np.arange(m - 1, -1, -1.0, like=like) for m in (short, -(-rows // short)))
-    of_short, of_long = (np.exp2(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
+    ages = (np.arange(m - 1, -1, -1.0) for m in (short, -(-rows // short)))
+    halved = (cpu.halved(age * step / -halflife) for age, step in zip(ages, (1, short), strict=True))
+    of_short, of_long = (moved(some, type(like)) for some in halved)
     weights: ndarray = (of_long[:, None] * of_short).reshape(-1)[-rows:]
     return weights
 
@@ -79,7 +80,7 @@ class Ages(NamedTuple):
         return -float(self.ages[row])
 
     def weights(self, start: int, n: int, like: Any) -> ndarray:
-        weights: ndarray = moved(np.exp2(self.ages[start:] / -self.halflife), type(like))
+        weights: ndarray = moved(cpu.halved(self.ages[start:] / -self.halflife), type(like))
         return weights
 
     def of(self, rows: slice) -> "Ages":

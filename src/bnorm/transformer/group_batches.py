@@ -148,7 +148,7 @@ def _faded(
 
 @np.errstate(over="ignore")
 def _weights(ages: ndarray, halflife: float, weight: ndarray | None) -> ndarray:
-    faded: ndarray = np.exp2(ages.astype(np.float64) / -halflife)
+    faded: ndarray = cpu.halved(ages.astype(np.float64) / -halflife)
     return faded if weight is None else faded * weight
 
 
@@ -160,7 +160,7 @@ def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: f
     merged = []
     for begin in range(0, len(last), TOGETHER):
         some = slice(begin, begin + TOGETHER)
-        fade = np.exp2(np.minimum(last[some] - youngest, 0.0) / halflife)
+        fade = cpu.halved(np.minimum(last[some] - youngest, 0.0) / halflife)
         older = np.where(fade > 0, parts[:, some], 0.0)
         older[[0, 2]] *= fade
         merged.append(together(older))

@@ -195,7 +195,7 @@ class Groups:
             return seen
         newest, zero = self.newest, self.zero
         now = self.lengths[places][:, None] if newest is None or zero is None else float(newest - zero.origin)
-        left: ndarray = self.arrays["weight"][places] * np.exp2((self.arrays["last"][places] - now) / self.halflife)
+        left: ndarray = self.arrays["weight"][places] * cpu.halved((self.arrays["last"][places] - now) / self.halflife)
         return left
 
     def known(self, places: ndarray, prior: float) -> tuple[ndarray, ndarray]:

@@ -241,7 +241,7 @@ def _unit(weight: ndarray | None) -> Any:
     if weight is None:
         return 1.0
     most = weight.max()
-    return np.where(most > 0, np.exp2(np.floor(np.log2(most))), 1.0)
+    return np.where(most > 0, np.ldexp(1.0, np.frexp(most)[1] - 1), 1.0)
 
 
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:

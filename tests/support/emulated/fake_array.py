@@ -18,8 +18,8 @@ UFUNCS = {
     *(
         "sqrt",
         "exp",
-        "exp2",
-        "log2",
+        "frexp",
+        "ldexp",
         "floor",
         "maximum",
         "minimum",
@@ -211,7 +211,8 @@ class ndarray:
             inputs = [x.item() if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs]
         with np.errstate(all="ignore"):  # a device has no floating-point exceptions
             if not out:
-                return wrapped(ufunc(*map(opened, inputs), **options))
+                found = ufunc(*map(opened, inputs), **options)
+                return tuple(map(wrapped, found)) if isinstance(found, tuple) else wrapped(found)
             if not isinstance(out[0], ndarray):
                 raise refused(out[0])
             ufunc(*map(opened, inputs), out=out[0].host, casting="same_kind", **options)

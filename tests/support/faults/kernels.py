@@ -55,6 +55,20 @@ FAULTS = {
             "tests/kernels/test_running.py tests/functional/test_running.py",
         ),
         (
+            "powers of two are those of the C library",
+            "kernels/powers.h",
+            "    return p * scale * 5.421010862427522e-20;\n}\n\n/* exp(z) - 1",
+            "    return scale > 0.0 ? exp2(x) : p;\n}\n\n/* exp(z) - 1",
+            "tests/kernels/test_same_bits.py",
+        ),
+        (
+            "the mean weight of rows is that of the first power",
+            "kernels/powers.h",
+            "    const double step = -k * ",
+            "    const double step = -1.0 * ",
+            "tests/kernels/test_powers.py",
+        ),
+        (
             "values fade twice as slowly",
             FORMULAS,
             "    const double age = (b.last - s.last) / r.halflife;\n",

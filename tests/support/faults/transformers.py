@@ -55,8 +55,8 @@ FAULTS = {
         (
             "a value fades by the square root of its weight",
             "transformer/clock.py",
-            "np.exp2(age * step / -halflife)",
-            "np.exp2(age * step / (-2 * halflife))",
+            "cpu.halved(age * step / -halflife)",
+            "cpu.halved(age * step / (-2 * halflife))",
             "tests/transformer/test_stream.py tests/transformer/test_state.py",
         ),
         (

@@ -8,7 +8,7 @@ would crash (guards.pxi). The signatures are those of bnorm.kernels.reference, w
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
-from libc.math cimport INFINITY, NAN, expm1, frexp, ldexp
+from libc.math cimport INFINITY, NAN, frexp, ldexp
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -58,6 +58,7 @@ cdef extern from "formulas.h" nogil:
         double count, mean, m2, low, seen, pairs, last
     bn_statistics bn_pool(bn_statistics, bn_batch, bn_rule)
     bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
+    double bn_mean_weight(double, double, int)
     double bn_weight_later(double, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_constant(double, double)

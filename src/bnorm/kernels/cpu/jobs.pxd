@@ -151,6 +151,7 @@ ctypedef Py_ssize_t (*average_t)(
 ) noexcept nogil
 ctypedef double (*weight_t)(const void*, int, Py_ssize_t, int*) noexcept nogil
 ctypedef double (*largest_t)(const void*, int, Py_ssize_t) noexcept nogil
+ctypedef void (*halve_t)(const double*, Py_ssize_t, double*) noexcept nogil
 
 # One build of the loops.
 ctypedef struct Loops:
@@ -168,5 +169,6 @@ ctypedef struct Loops:
     row_task_t columns      # gamma and beta -> scale and shift, each of the given number of bytes
     weight_t weight         # sums n weights of a type that is no mask; sets the flag if one is negative
     largest_t largest       # returns the largest of such weights, or 0
+    halve_t halve           # (x, n, to): 2^x for x <= 0
     read_t[2] read          # (type, values, first, n, to): converts narrow values to float32 [0] or float64 [1]
     write_t write           # (type, values, n, to): converts float32 to narrow values

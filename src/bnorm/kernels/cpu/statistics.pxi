@@ -170,19 +170,37 @@ cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
         raise FloatingPointError(f"the batch mean or variance of {bad} of {n} channels is not finite")
 
 
+def halved(x):
+    """Return 2^x for numbers x <= 0: the weights of values that are -x half-lives old, the same bits everywhere."""
+    cdef cnp.ndarray ages = cnp.PyArray_FROMANY(x, cnp.NPY_DOUBLE, 0, 0, cnp.NPY_ARRAY_CARRAY_RO), weights
+    weights = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(ages), cnp.PyArray_DIMS(ages), cnp.NPY_DOUBLE, 0)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(ages)
+    cdef const double* of = <const double*>data(ages)
+    cdef double* to = <double*>data(weights)
+    with nogil:
+        loops.halve(of, n, to)
+    return weights
+
+
+def mean_weights(double halflife, double rows):
+    """Return the mean weight of so many rows, and the mean of its square, beside the last row, where a row weighs half
+    as much as the one that comes `halflife` rows later."""
+    return bn_mean_weight(halflife, rows, 1), bn_mean_weight(halflife, rows, 2)
+
+
 cdef inline bn_batch batch_of(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t c, Py_ssize_t n
 ) noexcept nogil:
     """Return channel c of a layer's batch. If values fade with age, its rows count as if in random order."""
     cdef bn_batch b
-    cdef double half = 0.6931471805599453 / target.rule.halflife, share, square
+    cdef double share, square
     b.count = b.seen = count
     b.mean = stats[c]
     b.m2 = stats[n + c] * count
     b.low = b.pairs = b.last = 0.0
     if target.rule.mode == BN_FADE:
-        share = expm1(-half * rows) / expm1(-half) / rows
-        square = expm1(-2 * half * rows) / expm1(-2 * half) / rows
+        share = bn_mean_weight(target.rule.halflife, rows, 1)
+        square = bn_mean_weight(target.rule.halflife, rows, 2)
         b.count *= share
         b.m2 *= share
         b.pairs = b.count * b.count - count * square

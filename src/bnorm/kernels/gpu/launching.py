@@ -29,6 +29,7 @@ SPARE, MOST_SPARE = 1 << 16, 64  # tickets in an array for the graphs of a strea
 WITH_CLUSTERS = 90  # the first compute capability with clusters
 # CUDA's errors for a launch whose blocks cannot run together because a program may not use all processors.
 NO_ROOM = "COOPERATIVE_LAUNCH_TOO_LARGE", "INVALID_CLUSTER_SIZE", "LAUNCH_OUT_OF_RESOURCES"
+FORMULAS = ("powers.h", "formulas.h")
 ON_CHANNELS = ("numbers.cu", "walk.cu", "joins.cu")
 BATCH_NORM = (*ON_CHANNELS, "tiles.cu", "fetching.cu", "blocks.cu", "moving.cu", "channels_sums.cu", "channels_maps.cu")
 ROWS = (*ON_CHANNELS, "fetching.cu", "blocks.cu", "row_sums.cu", "rows.cu", "row_stats.cu")
@@ -50,10 +51,10 @@ PROBE = 'extern "C" __global__ void probe() {}'
 def source(family: str) -> str:
     """Return the whole source text of a family of kernels."""
     here = Path(__file__).parent
-    paths = (here.parent / "formulas.h", *(here / name for name in FAMILIES[family]))
-    formulas, *texts = (path.read_text(encoding="utf-8") for path in paths)
-    modes = "\n".join(f"enum {{ {', '.join(names)} }};" for names in jobs.ENUMERATIONS)
-    return "\n".join((formulas, modes, *texts))
+    paths = (*(here.parent / name for name in FORMULAS), *(here / name for name in FAMILIES[family]))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    modes = [f"enum {{ {', '.join(names)} }};" for names in jobs.ENUMERATIONS]
+    return "\n".join((*texts[: len(FORMULAS)], *modes, *texts[len(FORMULAS) :]))
 
 
 def namespace() -> Any:

@@ -1,8 +1,8 @@
 // Numbers: the types of the elements and of the arithmetic, and vectors of them.
 //
-// No file is included, neither CUDA's nor ours: launching.py joins formulas.h and the files of a family of kernels, and
-// gives the text to NVRTC. The tests give the same text to g++ (BN_ON_CPU). So two macros declare shared memory, and
-// every thread of a block stays to its end, so that the tests can check barriers.
+// No file is included, neither CUDA's nor ours: launching.py joins powers.h, formulas.h and the files of a family of
+// kernels, and gives the text to NVRTC. The tests give the same text to g++ (BN_ON_CPU). So two macros declare shared
+// memory, and every thread of a block stays to its end, so that the tests can check barriers.
 
 #ifndef BN_ON_CPU
 #define BN_SHARED(T, name, count) __shared__ T name[count]

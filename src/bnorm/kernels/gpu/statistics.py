@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..cpu.entries import move_prepared
+from ..cpu.entries import mean_weights, move_prepared
 from ..cpu.launches import launch
 from ..rule import AVERAGE, FADE, POOL, Rule, constant
 from . import launching, plans
@@ -214,8 +214,7 @@ def _batch_of(rule: Rule, stats: Array, count: Any, rows: int) -> tuple[Array, A
     n = np.zeros(stats.shape[1:][:1], like=stats) + count
     weight, square = n, n
     if rule.mode == FADE:
-        half = np.log(2.0) / rule.halflife
-        share, square_share = (float(np.expm1(-k * half * rows) / np.expm1(-k * half) / rows) for k in (1, 2))
+        share, square_share = mean_weights(rule.halflife, rows)
         weight, square = n * share, n * square_share
     parts = np.stack([weight, stats[0], stats[1] * weight, np.zeros(n.shape, like=n)])
     return parts, n, weight * weight - square, n * 0 + float(rule.counters[2] + rows)

@@ -8,7 +8,7 @@
 # Uses Block, Folds, begin_sums, columns_of, gather_sums, is_mask, lane_sum, values_of, weights_at, weights_from
 # (channel_columns), Parts, add_unmarked, careful_moments (channel_moments), has_planes, in_columns, in_eights,
 # sums_of_columns, sums_of_planes, sums_of_rows (channel_weights).
-# Gives fold_weights, largest_weight, recenter, weight_of, weighted_moments.
+# Gives fold_weights, halve, largest_weight, recenter, weight_of, weighted_moments.
 
 cdef enum:
     FOLD = 512      # weights that are summed as eight rows of LANES
@@ -74,6 +74,13 @@ cdef inline double largest(const term* w, Py_ssize_t n) noexcept nogil:
 cdef double largest_weight(const void* weight, int weighs, Py_ssize_t n) noexcept nogil:
     """The same for weights of float64 or float32."""
     return largest(<const double*>weight, n) if weighs == BN_REAL else largest(<const float*>weight, n)
+
+
+cdef void halve(const double* x, Py_ssize_t n, double* to) noexcept nogil:
+    """Write 2^x for n x <= 0, the weights of values that are -x half-lives old."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        to[i] = bn_exp2(x[i])
 
 
 cdef inline bint recenter(

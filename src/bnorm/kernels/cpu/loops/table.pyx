@@ -58,6 +58,7 @@ cdef extern from "formulas.h" nogil:
         BN_MEAN_SQUARE
     void by_kind "BN_BY_KIND"(...)
     void by_straight "BN_BY_STRAIGHT"(...)
+    double bn_exp2(double)
     float bn_act_pull_float(Activation, float, float)
     double bn_act_pull_double(Activation, double, double)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
@@ -279,5 +280,6 @@ table.rows = task_of_rows
 table.columns = columns_of_rows
 table.weight = weight_of
 table.largest = largest_weight
+table.halve = halve
 
 loops = PyCapsule_New(&table, "bnorm.loops", NULL)
