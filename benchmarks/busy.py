@@ -6,7 +6,8 @@ one per core computes with the lowest priority. The table has the median and the
 threads, over those with one thread in the same minute, and the means. If a team waits for a thread that has no core,
 the ninth decile shows it. For the last lines the machine is idle. First the caller sleeps before each call: a system
 may wake a whole team on one core. Then it reads the result after each call: the cache of its core may keep lines that
-another thread writes next.
+another thread writes next. Last, it computes x before each call and goes on with the result, as a net in NumPy does;
+that is part of the time.
 """
 
 import argparse
@@ -64,6 +65,29 @@ def cases_that_are_read() -> Cases:
     return {
         "batch norm (2048, 64)": lambda: functional.batch_norm(x)[0],
         "layer norm (2048, 64)": lambda: functional.layer_norm(x, normalized_shape=64)[0],
+    }
+
+
+def cases_in_a_net() -> Cases:
+    """A forward and a backward between steps of NumPy, which compute x and the gradient of y on one thread."""
+    rng = np.random.default_rng(0)
+
+    def net(layer: Any, rows: int) -> Callable[[], object]:
+        before, above = (rng.standard_normal((rows, 64), dtype=np.float32) for _ in range(2))
+
+        def step() -> np.ndarray:
+            h = np.maximum(before, 0)
+            y = layer(h)
+            np.maximum(y, 0)
+            dh: np.ndarray = layer.backward(above * (y > 0)) * (h > 0)
+            return dh
+
+        return step
+
+    return {
+        "batch norm (1024, 64) in a net": net(bnorm.BatchNorm1d(64), 1024),
+        "layer norm (1024, 64) in a net": net(bnorm.LayerNorm(64), 1024),
+        "batch norm (4096, 64) in a net": net(bnorm.BatchNorm1d(64), 4096),
     }
 
 
@@ -144,6 +168,7 @@ def main() -> None:
             measure(words)
     measure(f"0, slept {1e3 * SLEEP:.0f} ms before", sleep, 2.0, 2)
     measure("0, result read after", read, some=cases_that_are_read)
+    measure("0", some=cases_in_a_net)
     print("\n".join(aligned(lines, 1)))
 
 

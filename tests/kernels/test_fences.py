@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missin
 
 MODULES = {"": entries, "groups.": groups, "second.": second, "sparse.": sparse, "exact.": exact, "extreme.": extreme}
 # These read no values.
-OTHERS = {"use", "processor_level", "use_sizes", "use_habit", "mean_weights"}
+OTHERS = {"use", "processor_level", "use_sizes", "use_habit", "use_watch", "mean_weights"}
 OTHERS |= {"again", "apart", "ready", "restored"}
 PREPARED = {"settle_prepared", "move_prepared"}  # give the arguments of settle and move to another backend
 

@@ -221,6 +221,12 @@ def test_a_caller_that_reads_its_results_is_measured():
     busy.read(seen[-1])
 
 
+def test_a_net_in_numpy_is_measured():
+    for step in busy.cases_in_a_net().values():
+        found = busy.compare(step, 2, duration=0.005, blocks=1)
+        assert all(0 < median <= late and mean > 0 for median, late, mean in found)
+
+
 def test_calls_that_look_are_measured():
     habit = entries.use_habit()
     found = list(nearby.lines([1], 1e-4, 1))

@@ -475,6 +475,20 @@ FAULTS = {
             "tests/kernels/test_late_teams.py",
         ),
         (
+            "a caller stays alone although the program touches x no more",
+            "kernels/cpu/touched.h",
+            "watch->next = BN_LEAST_ALONE;",
+            "",
+            "tests/kernels/test_touched.py",
+        ),
+        (
+            "what one thread reads counts as touched by the program",
+            "kernels/cpu/touched.h",
+            "            watch->watched = 0;\n        return 0;",
+            "            watch->others = 0;\n        return 0;",
+            "tests/kernels/test_touched.py",
+        ),
+        (
             "averages keep what is not finite",
             "kernels/cpu/loops/channel_tasks.pxi",
             "            odd += not (bn_finite(new_mean[c]) & bn_finite(new_var[c]))\n",

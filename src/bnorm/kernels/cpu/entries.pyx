@@ -105,6 +105,13 @@ cdef extern from "nearby.h" nogil:
     int bn_caches(const void*, const void*, size_t, const void*, size_t)
     bint bn_are_near(const void*, const void*, size_t)
 
+cdef extern from "touched.h" nogil:
+    ctypedef struct bn_watch:
+        size_t watched
+        int calls, others, alone, next, pretended
+    bn_watch bn_watches
+    bint bn_is_touched(const void*, size_t, int)
+
 cnp.import_array()
 
 cdef Loops* loops = NULL

@@ -56,6 +56,7 @@ ctypedef struct Job:
     Py_ssize_t widen, rows, tile
     # The grid of tasks: `pieces` of `piece` rows times `groups` of `group` channels.
     Py_ssize_t piece, pieces, group, groups
+    bint alone              # the caller runs all tasks
     bint across             # the groups are for the reduction only: tasks of the map that follows get all channels
     # The arrays: reductions read x (and dy), maps write y. Their type: 0 float32, 1 float64.
     bint wide

@@ -4,7 +4,7 @@
 #
 # Uses nothing of its siblings.
 # Gives FUSE, ROW, bypasses, fits, is_brief, is_far, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run,
-# run_map, scattered, share_weights, sizes, threads_of, unaided, weighed.
+# run_map, scattered, share_weights, sizes, threads_of, touched, unaided, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -44,6 +44,7 @@ ctypedef struct Sizes:
     Py_ssize_t beside      # gradients of rows that are also fetched while results are stored, not only while summing
     Py_ssize_t early       # rows that are fetched while summing, not while results are stored past the caches
     Py_ssize_t paired      # gradients of float32 rows that are summed two rows at a time, by full cache lines (AVX-512)
+    Py_ssize_t touched     # a larger input is shared by threads although the program touches it between calls
 
 
 cdef bint foresees = bn_foresees()
@@ -53,15 +54,15 @@ cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20, looked=never, beside=1 if bn_is_zen_5() else never,
-                              early=never, paired=1 if bn_is_zen_5() else never)
+                              early=never, paired=1 if bn_is_zen_5() else never, touched=0)
 # On AMD's processors before Zen 5, where neighbors use most of that cache.
 cdef Sizes zen_4 = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=9 << 19,
                          far=4 << 20, far_maps=3 << 20, far_two=4 << 20, far_alone=4 << 20,
-                         far_rows=3 << 19, looked=never, beside=never, early=1, paired=never)
+                         far_rows=3 << 19, looked=never, beside=never, early=1, paired=never, touched=1 << 20)
 # Where it is not: twice the size of the second-level cache, as what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
-                             far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never)
+                             far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never, touched=0)
 cdef bint far_third_level = bn_far_third_level()
 cdef Sizes sizes = far_level if far_third_level else zen_4 if before_zen_5 else near_level
 
@@ -83,6 +84,14 @@ def use_habit(**changed):
     return before
 
 
+def use_watch(**changed):
+    """Change what this thread knows of arrays that a program touches, see touched.h. For tests. Return what it was."""
+    global bn_watches
+    before = bn_watches
+    bn_watches = {**before, **changed}
+    return before
+
+
 cdef inline bint bypasses(Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:
     """Whether an output of n_bytes bypasses the caches: if it has at least `least`, and the build has such stores."""
     return BN_STREAMS and n_bytes >= least
@@ -100,6 +109,11 @@ cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
     """Whether images, x and dy of n_bytes each, are found in the caches: then they need not be fetched ahead."""
     return job.inner > 1 and bn_habits.most > 0 and sizes.looked <= n_bytes <= SPREAD \
         and bn_are_near(job.x, job.dy, n_bytes)
+
+
+cdef inline bint touched(const void* x, Py_ssize_t n_bytes, int threads) noexcept nogil:
+    """Whether the caller handles a call on x alone that may have several threads, see touched.h."""
+    return 512 <= n_bytes <= sizes.touched and bn_is_touched(x, n_bytes, threads)
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
@@ -210,6 +224,8 @@ cdef inline Py_ssize_t weighed(Py_ssize_t values, bint wide, const void* dy) noe
 
 cdef inline int threads_of(const Job* job) noexcept nogil:
     """Return the number of threads that share the tasks of a job."""
+    if job.alone:
+        return 1
     cdef Py_ssize_t values = weighed(job.outer * job.channels * job.inner, job.wide, job.dy)
     # With given statistics, other threads soon wait for the numbers of the channels, which the first thread has made.
     if job.mean != NULL and job.pieces > 1:

@@ -1,7 +1,7 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, in_float64, is_wide, narrow_of, read_activation, result, vector (arrays), expect, expect_block,
-# expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up, sizes, weighed (plan),
+# expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up, sizes, touched, weighed (plan),
 # expect_weights, kind_of_weights (weights).
 # Gives entries only.
 
@@ -112,9 +112,10 @@ cdef void run_row_span(RowJob* job, Py_ssize_t begin, Py_ssize_t end, char* memo
     free(mine.near)
 
 
-cdef int row_threads(const RowJob* job) noexcept nogil:
+cdef int row_threads(const RowJob* job, cnp.ndarray x) noexcept:
     cdef Py_ssize_t values = weighed(job.channels * job.inner, job.wide, job.dy)
-    return threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
+    cdef int threads = threads_for(job.outer * job.groups * (values + ROW), job.pieces * job.cuts)
+    return 1 if touched(job.x, cnp.PyArray_NBYTES(x), threads) else threads
 
 
 cdef struct RowRun:
@@ -202,7 +203,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
     rstd_ = vector(job.outer * job.groups)
     job.mean = <double*>data(mean_)
     job.rstd = <double*>data(rstd_)
-    cdef int threads = row_threads(&job)
+    cdef int threads = row_threads(&job, x)
     job.pieced = pieced(&job, threads)
     cdef Memory memory = scratch(threads * 2 * columns_size(&job))
     if copies:
@@ -246,7 +247,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
         dbeta_ = vector(n)
         dg = <double*>data(dgamma_)
         db = <double*>data(dbeta_)
-    cdef int threads = row_threads(&job)
+    cdef int threads = row_threads(&job, x)
     cdef size_t columns = threads * 2 * columns_size(&job), sums = job.pieces * 2 * n * sizeof(double) if params else 0
     # Rows of several groups first sum their columns in the type of x.
     cdef size_t parts = job.pieces * 2 * columns_size(&job) if params and job.group > 1 else 0
