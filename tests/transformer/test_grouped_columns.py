@@ -1,6 +1,8 @@
 """Groups of frames and Arrow tables, whose columns are read where they lie: the results are those of an array."""
 
+import datetime as dt
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -128,3 +130,20 @@ def test_an_array_mapped_back_gets_the_names_of_fit():
     back = t.inverse_transform(z.to_numpy(), keys=frame["key"])
     assert back.columns.tolist() == z.columns.tolist() == ["a", "b", "c"]
     np.testing.assert_allclose(back, frame[["a", "b", "c"]])
+
+
+@pytest.mark.parametrize("keep_keys", [False, True], ids=["features", "all"])
+def test_keys_of_a_dask_frame_that_its_sample_does_not_show(keep_keys):
+    """Dask does not know unknown categories, nor what kind of objects a column has."""
+    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
+    x = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0, 5.0], "k": [7, 8, 7, 8, 9], "b": [1, 5, 3, 4, 9]})
+    lazy = dd.from_pandas(x, npartitions=2, sort=False)
+    lazy = dd.concat([lazy, lazy[lazy["a"] > 9]])  # the last partitions are empty
+    keys = [lazy["k"].astype("category"), dd.to_datetime(lazy["k"], unit="D").astype("category")]
+    for of in (str, Decimal, lambda k: dt.date(2020, 1, k), lambda k: k > 7):
+        keys.append(lazy["k"].map(of, meta=("k", object)))
+    for given in [lazy.assign(k=column) for column in keys]:
+        t, one = GroupedTransformer("k", keep_keys=keep_keys), GroupedTransformer("k", keep_keys=keep_keys)
+        want = one.set_output(transform="pandas").fit_transform(x.assign(k=given["k"].compute()))
+        for y in (t.fit(given).transform(given), t.fit_transform(given)):
+            pd.testing.assert_frame_equal(y.compute(), want)

@@ -4,14 +4,17 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import numpy as np
 from sklearn import clone
 
 from bnorm import checks
 from bnorm.kernels.engines import engine_of, serially
 from bnorm.transformer.durations import is_duration
 from bnorm.transformer.group_batches import Batch
-from bnorm.transformer.group_tables import WHO
+from bnorm.transformer.group_tables import WHO, Split
 from bnorm.transformer.groups import Groups
+from bnorm.transformer.keys import Keys
+from bnorm.transformer.sklearn_private import in_container
 from bnorm.transformer.weights import refuse_no_weight
 
 
@@ -50,10 +53,18 @@ def batch_of(t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
     return batch
 
 
-def mapped(t: Any, X: Any) -> Any:
-    """Return the results of `transform` with the present statistics, as a lazy frame."""
+def mapped(t: Any, X: Any, table: Split) -> Any:
+    """Return the results of `transform` with the present statistics, as a lazy frame. table: the split `sample` of X.
+
+    The sample shows the columns of the result. Its keys are made up, and may be of a kind that fit did not see: they
+    are not read.
+    """
     as_now = deepcopy(t).set_output(transform="pandas")
-    like = as_now.set_params(unseen="global").transform(X._meta_nonempty).iloc[:0]
+    unread = Keys((None,) * len(table.keys), np.full(table.features.rows, -1, np.int32), [])
+    y = as_now.set_params(unseen="global")._mapped(table, unread, inverse=False)
+    if t.keep_keys:
+        y = table.with_keys(as_now, y)
+    like = in_container("transform", y, table.given, as_now).iloc[:0]
     as_now.set_params(unseen=t.unseen)
     return X.map_partitions(partial(_transformed, as_now, like), meta=like)
 
@@ -94,4 +105,6 @@ def _united(halflife: Any, parts: list[tuple[Batch, float] | None]) -> tuple[Bat
 def _transformed(t: Any, like: Any, frame: Any) -> Any:
     if not len(frame):
         return like
-    return serially(t, frame, function=lambda t, frame: t.transform(frame)).astype(like.dtypes.to_dict())
+    features = np.delete(like.columns, t._places) if t.keep_keys else like.columns
+    found = serially(t, frame, function=lambda t, frame: t.transform(frame))
+    return found.astype(like.dtypes[features].to_dict())

@@ -361,7 +361,7 @@ class GroupedTransformer(
     def _result(self, X: Any, table: Split, keys: Keys | None) -> Any:
         """What `transform` returns for a table with these keys, or for a lazy one."""
         if keys is None or engine_of(X) is not None:
-            return group_blocks.mapped(self, X)
+            return group_blocks.mapped(self, X, table)
         y = self._mapped(table, keys, inverse=False)
         return table.with_keys(self, y) if self.keep_keys else y
 
