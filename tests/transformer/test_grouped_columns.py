@@ -113,6 +113,18 @@ def test_kept_keys_are_unchanged():
             np.testing.assert_allclose(t.inverse_transform(y)[:, 1].astype(float), [1.0, 2.0, 4.0])
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int8"])
+def test_kept_integers_of_arrow_with_gaps_are_integers_in_pandas(kind):
+    pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    keys = [127, None, 125] if kind == "int8" else [2**60 + 1, None, 2**60 + 3]
+    table = pa.table({"key": pa.array(keys, kind), "a": [1.0, 2.0, 4.0]})
+    t = GroupedTransformer("key", keep_keys=True).set_output(transform="pandas").fit(table)
+    y = t.transform(table)
+    assert y["key"].dtype.name.lower() == kind
+    assert [None if key is pd.NA else key for key in y["key"]] == keys
+    assert t.inverse_transform(y)["a"].tolist() == [1.0, 2.0, 4.0]
+
+
 def test_kept_keys_that_are_numbers_stay_numbers():
     """With a gap too, which is NaN; and large floats, which an array of floats holds unchanged."""
     pd = pytest.importorskip("pandas", reason="one of the kinds of tables")

@@ -86,12 +86,22 @@ def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:
     from sys import modules
 
     pandas = modules["pandas"]  # `set_output` has imported it
-    columns = [c.to_pandas() if hasattr(c, "to_pandas") else c for c in columns]
+    columns = [_in_pandas(c) if hasattr(c, "to_pandas") else c for c in columns]
     parts = [
         c.rename(name) if hasattr(c, "iloc") else pandas.Series(c, index=index, name=name)
         for name, c in zip(names, columns, strict=True)
     ]
     return pandas.concat(parts, axis=1)
+
+
+def _in_pandas(column: Any) -> Any:
+    """Return a column of Arrow as one of pandas. If integers are missing, others stay integers: floats would not do."""
+    from pyarrow import types
+
+    if not column.null_count or not types.is_integer(column.type):
+        return column.to_pandas()
+    nullable = str(column.type).replace("i", "I").replace("u", "U")  # pandas says UInt8
+    return column.to_pandas(integer_object_nulls=True).astype(nullable)
 
 
 def split(estimator: Any, X: Any, reset: bool, keys: Any = None) -> Split:
