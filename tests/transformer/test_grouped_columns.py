@@ -159,3 +159,25 @@ def test_keys_of_a_dask_frame_that_its_sample_does_not_show(keep_keys):
         want = one.set_output(transform="pandas").fit_transform(x.assign(k=given["k"].compute()))
         for y in (t.fit(given).transform(given), t.fit_transform(given)):
             pd.testing.assert_frame_equal(y.compute(), want)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_keys_apart_are_taken_by_name(library):
+    pd, module = pytest.importorskip("pandas"), pytest.importorskip(library)
+    of = module.table if library == "pyarrow" else module.DataFrame
+    frame = pd.DataFrame({"a": [1.0, 2, 4, 10], "i": list("uuvv"), "b": [3.0, 1, 1, 2], "j": list("vuvv")})
+    t = GroupedTransformer(["i", "j"], prior=0.5).fit(frame)
+    z = pd.DataFrame(t.transform(frame), columns=["a", "b"])
+    by_position = frame[["i", "j"]].set_axis([0, 1], axis=1)
+    for keys in (of(frame[["i", "j"]]), of(frame[["j", "i"]]), by_position):
+        np.testing.assert_allclose(t.inverse_transform(of(z), keys=keys), frame[["a", "b"]])
+    with pytest.raises(ValueError, match=r"keys: expected columns \['i', 'j'\], as in fit, got \['i', 'a'\]"):
+        t.inverse_transform(of(z), keys=of(frame[["i", "a"]]))
+    with pytest.raises(ValueError, match=r"X: column 0: expected feature 'a', in the order of fit, got 'b'"):
+        t.inverse_transform(of(z[["b", "a"]]), keys=of(frame[["i", "j"]]))
+    one, keys = GroupedTransformer("j").fit(frame[["a", "j"]]), of(frame[["j"]])
+    for column in (keys, keys["j"]):
+        np.testing.assert_allclose(one.inverse_transform(one.transform(frame[["a", "j"]]), keys=column), frame[["a"]])
+    nameless = GroupedTransformer([1, 3], prior=0.5).fit(frame.to_numpy())
+    for table in (z, z.set_axis(["c", "d"], axis=1)):
+        np.testing.assert_allclose(nameless.inverse_transform(of(table), keys=of(frame[["i", "j"]])), frame[["a", "b"]])

@@ -15,6 +15,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.transformer.keys import MOST
 from bnorm.transformer.sklearn_private import output_config
 from bnorm.transformer.tables import Dense, InColumns
+from bnorm.transformer.times import names_of
 from bnorm.transformer.validation import named, table_of
 
 WHO = "GroupedTransformer"
@@ -151,7 +152,7 @@ def _places(estimator: Any, names: list[Any] | None, width: int, reset: bool) ->
 
 
 def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
-    """Return the key columns of keys that are given apart from a table."""
+    """Return the key columns of keys that are given apart from a table: found by their names if fit knew names."""
     names, n = key_names(estimator), len(estimator._places)
     if hasattr(keys, "columns") and hasattr(keys, "iloc"):
         columns = [keys.iloc[:, j] for j in range(keys.shape[1])]
@@ -165,6 +166,12 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
         columns = [keys[:, j] for j in range(keys.shape[1])] if one else [keys]
     if len(columns) != n:
         raise ValueError(f"{WHO}: keys: expected {n} columns, got {len(columns)}")
+    given, known = names_of(keys), estimator._known_names()
+    if given and known is not None and all(isinstance(name, str) for name in given):
+        wanted = [known[place] for place in estimator._places]
+        if sorted(given) != sorted(wanted):
+            raise ValueError(f"{WHO}: keys: expected columns {wanted}, as in fit, got {given}")
+        columns = [columns[given.index(name)] for name in wanted]
     for name, values in zip(names, columns, strict=True):
         if isinstance(values, str) or not hasattr(values, "__len__"):
             raise TypeError(f"{WHO}: keys: column {name}: expected a key for each row, got {checks.type_name(values)}")
@@ -184,8 +191,20 @@ def _apart(
     return places, others
 
 
+def _check_names(estimator: Any, names: list[Any] | None) -> None:
+    """Raise ValueError if a table of features alone names them otherwise than fit. Scikit-learn checks full tables."""
+    known = estimator._known_names()
+    if names is None or known is None:
+        return
+    wanted = [name for j, name in enumerate(known) if j not in estimator._places]
+    for j, (name, its) in enumerate(zip(wanted, names, strict=True)):
+        if name != its:
+            raise ValueError(f"{WHO}: X: column {j}: expected feature {name!r}, in the order of fit, got {its!r}")
+
+
 def _made(estimator: Any, X: Any, places: list[int], columns: Any, features: Dense, names: Any, keys: Any) -> Split:
     if keys is not None:
+        _check_names(estimator, names)
         columns = _key_columns(estimator, keys)
     rows = features.rows
     for name, values in columns:

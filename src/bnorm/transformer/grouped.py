@@ -235,7 +235,7 @@ class GroupedTransformer(
             Features as `transform` returns them, with the columns of keys where they were; or without these columns,
             and then the keys are given.
         keys : array-like or data frame of shape (n_samples,) or (n_samples, n_keys), default=None
-            The keys of the rows, if X does not have them.
+            The keys of the rows, if X does not have them. Columns of a data frame are taken by name, if fit knew names.
 
         Returns
         -------

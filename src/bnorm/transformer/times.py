@@ -252,7 +252,7 @@ def _of_seconds(who: str, a: ndarray) -> ndarray:
 def names_of(X: Any) -> list[str]:
     """The names of the columns of a data frame or an Arrow table."""
     if _pandas(X) or _polars(X):
-        return list(X.columns)
+        return list(getattr(X, "columns", ()))  # a Series of polars has none
     return list(X.schema.names) if _of(X, "pyarrow") and hasattr(X, "schema") else []
 
 
