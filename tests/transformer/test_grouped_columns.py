@@ -134,6 +134,36 @@ def test_kept_keys_that_are_numbers_stay_numbers():
         np.testing.assert_array_equal(y[:, 0], keys.astype(float))
 
 
+MASKED = {
+    "float": (np.array([1.0, 1.0, 2.0, 2.0], "f4"), np.nan),
+    "integer": (np.array([1, 2**60, 2, 2]), np.nan),
+    "large": (np.array([2**60 + 1, 1, 2**60 + 3, 2**60 + 3]), None),
+    "bool": (np.array([True, True, False, False]), None),
+    "text": (np.array(["1", "1", "2", "2"]), None),
+    "object": (np.array(["a", "a", "b", "b"], object), None),
+}
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("container", ["default", "pandas", "polars"])
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_kept_keys_of_a_masked_array_stay_missing(kind, container):
+    if container != "default":
+        pytest.importorskip(container, reason="one of the containers")
+    keys, gap = MASKED[kind]
+    x = np.ma.array(
+        np.column_stack([keys, np.array([1, 0, 0, 1], keys.dtype)]), mask=[[i == 1, False] for i in range(4)]
+    )
+    t = GroupedTransformer(0, keep_keys=True).set_output(transform=container).fit(x)
+    y = t.transform(x)
+    found = y[:, 0].tolist() if container == "default" else list(y["x0"])
+    assert [found[0], *found[2:]] == [keys[0], *keys[2:]]
+    assert found[1] is None or found[1] != found[1]
+    assert container != "default" or str(found[1]) == str(gap)
+    back = np.asarray(t.inverse_transform(y))[:, 1]
+    np.testing.assert_allclose(back.astype(float), [1, 0, 0, 1], atol=1e-7)
+
+
 def test_an_array_mapped_back_gets_the_names_of_fit():
     """As the result of a BatchNormTransformer does, if a data frame is asked for."""
     frame = of_pandas(table(), ["f8", "i8", "f8", "f8"])

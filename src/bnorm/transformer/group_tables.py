@@ -57,6 +57,8 @@ class Split(NamedTuple):
 
 def _plain(values: Any) -> ndarray:
     """Return a column of keys as an array of its values."""
+    if isinstance(values, np.ma.MaskedArray):
+        return _unmasked(values)
     chunked = hasattr(values, "num_chunks")
     if chunked and hasattr(values.type, "index_type"):  # pyarrow would replace a missing category by the last one
         values = values.cast(values.type.value_type)
@@ -65,6 +67,19 @@ def _plain(values: Any) -> ndarray:
         exact = values.to_pylist() if chunked else values.tolist()
         if any(isinstance(value, int) and abs(value) > MOST for value in exact):
             return np.array(exact, object)
+    return found
+
+
+def _unmasked(values: Any) -> ndarray:
+    """Return a masked array of keys with NaN, or None, in the place of missing keys."""
+    mask = np.ma.getmaskarray(values)
+    if not mask.any():
+        return np.asarray(values)
+    if _is_number(values.filled(0)):
+        found: ndarray = values.astype(np.result_type(values, np.float16)).filled(np.nan)
+    else:
+        found = values.data.astype(object)
+        found[mask] = None
     return found
 
 
@@ -87,7 +102,7 @@ def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:
     from sys import modules
 
     pandas = modules["pandas"]  # `set_output` has imported it
-    columns = [_in_pandas(c) if hasattr(c, "to_pandas") else c for c in columns]
+    columns = [_in_pandas(c) for c in columns]
     parts = [
         c.rename(name) if hasattr(c, "iloc") else pandas.Series(c, index=index, name=name)
         for name, c in zip(names, columns, strict=True)
@@ -96,7 +111,11 @@ def _frame(kind: str, names: ndarray, columns: list[Any], index: Any) -> Any:
 
 
 def _in_pandas(column: Any) -> Any:
-    """Return a column of Arrow as one of pandas. If integers are missing, others stay integers: floats would not do."""
+    """Return a column from which pandas makes no floats that are other numbers, as it does if integers are missing."""
+    if isinstance(column, np.ma.MaskedArray):
+        return _unmasked(column)
+    if not hasattr(column, "to_pandas"):
+        return column
     from pyarrow import types
 
     if not column.null_count or not types.is_integer(column.type):
