@@ -7,6 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
+from bnorm import GroupedTransformer
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.key_index import Index, restored, stored
 from bnorm.transformer.keys import read
@@ -93,6 +94,17 @@ def test_arrays_of_one_type():
     assert str(codes_and_keys([3.0, np.float32(3), 2**53 + 1])) == f"('number', [0, 0, 1], [3, {2**53 + 1}])"
     many = np.array([f"k{i % 7}" for i in range(5000)], object)
     assert codes_and_keys(many)[2] == [f"k{i}" for i in range(7)]
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 does not have the type")
+@pytest.mark.parametrize("missing", [None, np.nan], ids=str)
+@pytest.mark.parametrize("times", [1, 300], ids=["few", "many"])
+def test_missing_texts_of_any_length(missing, times):
+    texts = np.array(["b", missing, "a", "b"] * times, np.dtypes.StringDType(na_object=missing))
+    assert codes_and_keys(texts) == ("string", [0, -1, 1, 0] * times, ["b", "a"])
+    table = np.column_stack([texts, np.full(len(texts), "1", texts.dtype)])
+    found = GroupedTransformer(0, keep_keys=True).fit_transform(table)
+    assert [text if text == text else missing for text in found[:4, 0]] == ["b", missing, "a", "b"]
 
 
 def test_many_texts():

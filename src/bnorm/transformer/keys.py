@@ -201,10 +201,12 @@ def _array(who: str, values: ndarray) -> Column:
         return _floats(values)
     if kind == "U" and values.nbytes:
         return _texts(values)
-    if kind in "UT":
+    if kind == "U":
         found, codes = np.unique(values, return_inverse=True)
         return Column(TEXT, codes.astype(np.int32), found.astype(object))
-    if kind != "O":
+    if kind == "T":  # np.unique takes a missing one for another text, or refuses it
+        values = values.astype(object)
+    elif kind != "O":
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got dtype {values.dtype}")
     if "pandas" in sys.modules and len(values) > 1000:
         return _factorized(who, values)
