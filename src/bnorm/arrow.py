@@ -172,12 +172,24 @@ def table_of(who: str, given: Any) -> Any:
         way = "collect() reads all of it" if package == "polars" else "call partial_fit for each of its batches"
         raise TypeError(f"{who}: X: expected a table in memory, got a {package} {name}: {way}")
     if package == "polars" and name == "DataFrame":
-        return given.to_arrow() if find_spec("pyarrow") else None
+        return of_polars(f"{who}: X", given) if find_spec("pyarrow") else None
     if package != "pyarrow" or name not in ("RecordBatch", "Table"):
         return None
     import pyarrow as pa
 
     return given if name == "Table" else pa.Table.from_batches([given])
+
+
+def of_polars(who: str, given: Any) -> Any:
+    """Return a polars DataFrame or Series in Arrow; TypeError if Arrow does not have a type of it, such as Int128."""
+    import pyarrow as pa
+
+    try:
+        return given.to_arrow()
+    except pa.ArrowInvalid as error:
+        for column in given if hasattr(given, "columns") else ():
+            of_polars(f"{who}: column {column.name!r}", column)
+        raise TypeError(f"{who}: expected a type that Arrow has, got {getattr(given, 'dtype', error)}") from None
 
 
 def table(x: ndarray, names: Sequence[str]) -> Any:

@@ -138,3 +138,14 @@ def test_not_fitted():
     for call in (lambda t: t.transform([[1, 2]]), lambda t: t.means_, lambda t: t.save("x.npz")):
         with pytest.raises(NotFittedError):
             call(GroupedTransformer(0))
+
+
+def test_types_of_polars_that_arrow_does_not_have():
+    pl, _ = (pytest.importorskip(name) for name in ("polars", "pyarrow"))
+    frame = pl.DataFrame({"a": [1.0, 2.0], "key": pl.Series([1, 2], dtype=pl.Int128)})
+    t = GroupedTransformer("key").fit(pl.DataFrame({"a": [1.0, 2.0], "key": [1, 2]}))
+    for call in (t.fit, t.transform, BatchNormTransformer().fit):
+        with pytest.raises(TypeError, match="Transformer: X: column 'key': expected a type that Arrow has, got Int"):
+            call(frame)
+    with pytest.raises(TypeError, match="Transformer: by: column 'key': expected a type that Arrow has, got Int128"):
+        t.inverse_transform([[0.0], [1.0]], keys=frame["key"])

@@ -102,7 +102,7 @@ def _column(who: str, values: Any) -> Column:
     """A column of any library."""
     package = type(values).__module__.partition(".")[0]
     if package == "polars":
-        values = values.to_arrow() if find_spec("pyarrow") else np.array(values.to_list(), object)
+        values = arrow.of_polars(who, values) if find_spec("pyarrow") else np.array(values.to_list(), object)
         package = "pyarrow" if find_spec("pyarrow") else ""
     if package == "pyarrow":
         return _arrow(who, values)
