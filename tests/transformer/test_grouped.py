@@ -277,6 +277,11 @@ def test_several_keys():
     assert t.groups_.tolist() == [(1, 1), (1, 2), (2, 1)]
     assert t.means_.tolist() == [[7.0], [7.0], [0.0]]
     np.testing.assert_allclose(t.inverse_transform([[1.0], [-1.0]], keys=[[1, 1], [1, 1]]), [[9.0], [5.0]])
+    for keys in (t.groups_[:2], t.groups_[:2].tolist()):
+        np.testing.assert_allclose(t.inverse_transform([[1.0], [0.0]], keys=keys), [[9.0], [7.0]])
+    for keys in ([1, 2], np.array([1, 2]), "ab"):
+        with pytest.raises(ValueError, match="expected 2 columns, or a tuple of 2 keys for each row, got"):
+            t.inverse_transform([[1.0], [0.0]], keys=keys)
 
 
 def test_routing_of_weights():

@@ -179,7 +179,12 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
         columns = list(table.columns)
     elif n > 1:
         array = keys if isinstance(keys, ndarray) else np.array(keys, object)
-        columns = [array[:, j] for j in range(array.shape[1])] if array.ndim == 2 else []
+        if array.ndim == 1:  # tuples, as groups_ has them
+            array = np.array(array.tolist(), object)
+        if array.ndim != 2:
+            got = f"{checks.type_name(keys)} of shape {array.shape}"
+            raise ValueError(f"{WHO}: keys: expected {n} columns, or a tuple of {n} keys for each row, got {got}")
+        columns = [array[:, j] for j in range(array.shape[1])]
     else:
         one = isinstance(keys, ndarray) and keys.ndim == 2
         columns = [keys[:, j] for j in range(keys.shape[1])] if one else [keys]
