@@ -195,9 +195,10 @@ class ExactMoments(Moments):
     def _from_stored(cls, arrays: dict[str, ndarray]) -> Self:
         """Return the moments of a result of `_stored`; ValueError if the arrays cannot be one."""
         counts, first, values, squares = (np.asarray(arrays[key]) for key in ("counts", "first", "values", "squares"))
-        sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,) and np.abs(first).max() < STORED
+        sound = counts.ndim == 2 and len(counts) == 4 and first.shape == (2,)
         for a in (counts, first, values, squares):
             sound = sound and a.dtype == np.int64 and a.ndim == (1 if a is first else 2) and len(a) < STORED
+        sound = sound and bool(((first > -STORED) & (first < STORED)).all())
         if not (sound and values.shape[1:] == squares.shape[1:] == counts.shape[1:]):
             raise ValueError("expected exact moments, got other arrays")
         sums = (Integers.unpacked(int(at), limbs) for at, limbs in zip(first, (values, squares), strict=True))

@@ -304,6 +304,17 @@ def test_scaled_beyond_the_largest_float():
     np.testing.assert_allclose(m.scaled(1e-300).std(), [1e300, 0, 0], rtol=1e-15)
 
 
+@pytest.mark.parametrize("scale", [5e-324, 1e-300])
+def test_scaled_below_the_least_float(tmp_path, scale):
+    m = exact(np.array([[1.0, -1.0, 1.0], [2.0, -2.0, -1.0]]))
+    for _ in range(5):
+        m = m.scaled(scale)
+    m.save(tmp_path / "a.npz")
+    for one in (m, bnorm.load(tmp_path / "a.npz")):
+        assert one.mean.tolist() == one.m2.tolist() == one.std().tolist() == [0, 0, 0]
+        assert np.signbit(one.mean).tolist() == [False, True, False]
+
+
 def test_scaled_until_no_file_holds_them(tmp_path):
     m = exact(np.array([[1e300], [1e-300]]))
     for _ in range(80):
@@ -320,12 +331,13 @@ def test_scaled_until_no_file_holds_them(tmp_path):
 
 def test_stored_ones_that_are_not_sound():
     good = exact(RNG.standard_normal((9, 2)))._stored()
-    for key, bad in {
-        "counts": good["counts"] * 0,
-        "first": good["first"] + 10_000,
-        "values": good["values"][:, :1],
-        "squares": -good["squares"],
-    }.items():
+    for key, bad in (
+        ("counts", good["counts"] * 0),
+        ("first", good["first"] + 10_000),
+        ("first", np.full(2, -(2**63))),  # its absolute value is negative
+        ("values", good["values"][:, :1]),
+        ("squares", -good["squares"]),
+    ):
         with pytest.raises(ValueError, match="expected exact moments, got"):
             ExactMoments._from_stored(good | {key: bad})
 

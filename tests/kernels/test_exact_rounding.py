@@ -131,6 +131,13 @@ def test_long_integers():
     check(*of_integers([2**32 - 1, 2**63 - 1], [1, -1], [1, 2**70]))
 
 
+@pytest.mark.parametrize("unit", [-131_040, -64_000, 64_000, 131_040])
+def test_integers_far_from_one(unit):
+    """As `scaled` makes them. A mean that is rounded to 0, or is 0, has no digits at the place of the sums."""
+    check(*of_integers([2, 2, 2, 2], [3, -3, 0, 0], [5, 5, 5, 0], unit))
+    check(*of_integers([2, 2, 2, 2], [0, 0, 0, 0], [5, 5, 5, 0], unit))
+
+
 def test_integers_of_no_values():
     """More than all is taken out; a variance below 0; squares without values; counts that no values have."""
     rng = np.random.default_rng(3)

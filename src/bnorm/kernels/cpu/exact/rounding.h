@@ -302,8 +302,11 @@ static void bn_rounded_parts(bn_rounding *r, double *parts)
     bn_natural_of((uint64_t)r->values, &r->den);
     mean = bn_quotient(r, &r->s, &r->den, r->at);
     m2 = bn_quotient(r, &r->num, &r->den, r->unit);
-    if (mean < INFINITY) {      /* low = (s 2^at - n mean) / n */
-        bn_natural_of(bn_split(mean, &place), &r->c);
+    const uint64_t digits = bn_split(mean, &place);     /* mean = digits 2^place */
+    if (digits == 0)            /* low is 0 too. Any other mean is about s 2^at / n: few bits are between at and place */
+        low = r->negative ? -0.0 : 0.0;
+    else if (mean < INFINITY) { /* low = (s 2^at - n mean) / n */
+        bn_natural_of(digits, &r->c);
         const ptrdiff_t unit = place < r->at ? place : r->at;
         bn_product(&r->den, &r->c, &r->b);
         bn_shifted(&r->b, place - unit, &r->c);
