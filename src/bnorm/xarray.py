@@ -102,6 +102,9 @@ def moments(
 def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0.0) -> Any:
     """Normalize x: (x - mean) / sqrt(var + eps), with the dimensions, coordinates, attributes and name of x.
 
+    What has been normalized has no encoding, as after xarray's own arithmetic: that of x, such as packed integers, is
+    for other values.
+
     Parameters
     ----------
     x : DataArray or Dataset
@@ -251,8 +254,11 @@ def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: 
     dtype = x.dtype.newbyteorder("=") if x.dtype.kind == "f" else np.dtype(np.float64)
     if (engine := engine_of(x.data)) is not None:
         beside = [_chunked(engine, x, a) for a in (mean, var)]
-        return x.copy(data=engine.blockwise(partial(_mapped, who, eps), dtype, x.data, *beside))
-    return x.copy(data=_mapped(who, eps, x.values, _full(x.dims, mean), _full(x.dims, var)))
+        y = x.copy(data=engine.blockwise(partial(_mapped, who, eps), dtype, x.data, *beside))
+    else:
+        y = x.copy(data=_mapped(who, eps, x.values, _full(x.dims, mean), _full(x.dims, var)))
+    y.encoding = {}  # as in xarray's arithmetic: the integers of a packed file cannot hold these values
+    return y
 
 
 def _mapped(who: str, eps: float, x: ndarray, mean: ndarray, var: ndarray) -> ndarray:

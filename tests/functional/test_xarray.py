@@ -93,6 +93,21 @@ def test_normalize_keeps_what_is_not_values(dim, chunked):
     np.testing.assert_allclose(normalize(strided, moments(strided, "time")).mean("time").values, 0, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_encodings_are_those_after_arithmetic(chunked):
+    """A file would pack the result into the integers of other values. x itself, and its coordinates, keep theirs."""
+    x, packed = field(), {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0}
+    if chunked:
+        pytest.importorskip("dask")
+        x = x.chunk({"time": 6})
+    x.encoding, x["lat"].encoding = packed, {"dtype": "float32"}
+    ds = xr.Dataset({"t": x, "name": ("time", ["x"] * 20, {}, {"dtype": "S1"})})
+    for y in (normalize(x, moments(x, "time")), normalize(ds, moments(ds, "time"))["t"]):
+        assert y.encoding == (x + 1).encoding == {} and y["lat"].encoding == (x + 1)["lat"].encoding
+    assert normalize(ds, moments(ds, "time"))["name"].encoding == {"dtype": "S1"}
+    assert x.encoding == ds["t"].encoding == packed
+
+
 def test_datasets():
     a, b = field(), field(offset=5.0).rename("q")
     ds = xr.Dataset({"t": a, "q": b, "mask": a.isel(time=0, level=0, drop=True), "name": ("time", ["x"] * 20)})
