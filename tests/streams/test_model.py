@@ -61,6 +61,13 @@ class Stream(Restored):
         self.seen = self.learned(self.seen, x)
 
     @rule(n=ROWS, seed=SEEDS)
+    def learn_by_a_worker(self, n, seed):
+        worker = self.t.copy()
+        worker.update(batch(n, seed))
+        self.t = self.t + (worker - self.t)
+        self.seen = self.learned(self.seen, batch(n, seed))
+
+    @rule(n=ROWS, seed=SEEDS)
     def query(self, n, seed):
         x = batch(n, seed)
         back = self.t.denormalize(self.t.normalize(x))

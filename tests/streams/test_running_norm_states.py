@@ -87,12 +87,67 @@ def test_what_is_taken_out_was_there(rng, way):
     np.testing.assert_allclose(difference.var, alone.var, rtol=1e-11)
     np.testing.assert_array_equal(difference.count, alone.count)
     np.testing.assert_array_equal(difference.skipped, [0, 12, 0])
-    if not way:
-        assert difference._statistics.rows == alone._statistics.rows == 24
+    assert difference._statistics.rows == alone._statistics.rows == (2 if "momentum" in way else 24)
     for again in (worker - worker, base - base):
         assert again.count.tolist() == [0, 0, 0]
         assert again.var.tolist() == [1, 1, 1]
         np.testing.assert_allclose((again + alone).var, alone.var, rtol=1e-12)
+
+
+def close(got, want):
+    """Whether two streams agree, in what they have and in how they go on."""
+    mine, others = got.state_dict(), want.state_dict()
+    for name in others.keys() - {"low"}:
+        np.testing.assert_allclose(mine[name], others[name], rtol=1e-10, err_msg=name)
+
+
+def carried(rn, tmp_path):
+    """The same statistics after each way to another process."""
+    rn.save(tmp_path / "a.npz")
+    other = RunningNorm(rn.shape, halflife=rn.halflife, momentum=rn.momentum)
+    other.load_state_dict(rn.state_dict())
+    return [rn, rn.copy(), pickle.loads(pickle.dumps(rn)), bnorm.load(tmp_path / "a.npz"), other]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_past_fades_by_what_workers_have_seen(rng, tmp_path, way):
+    """As if base had seen what each worker saw, one after the other. So with one worker it becomes the worker."""
+    base, plain = (RunningNorm(2, **way) for _ in range(2))
+    for i, workers in enumerate((1, 2, 1, 3)):
+        found = []
+        for n in (30, 4, 7)[:workers]:
+            worker = base.copy()
+            for x in rng.normal(i, 1, size=(3, n, 2)):
+                x[:, i % 2] = np.where(rng.random(n) < 0.3, np.nan, x[:, i % 2])
+                worker.update(x)
+                plain.update(x)
+            found.append(worker - base)
+        if workers == 1:
+            close(base + found[0], worker)
+        for first in carried(found[0], tmp_path):
+            parts = [first, *found[1:]]
+            for one in (sum(parts, base), base + sum(parts), sum(parts) + base):
+                close(one, plain)
+        before, base = base, sum(found, base)
+    x = rng.normal(size=(5, 2))
+    for rn in (found[-1], plain):  # a difference may go on too
+        rn.update(x)
+    close(sum(found, before), plain)
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_difference_where_values_fade_is_no_state(rng, way):
+    base = RunningNorm(2, **way)
+    base(rng.normal(size=(9, 2)))
+    worker = base.copy()
+    worker(rng.normal(size=(9, 2)))
+    left = worker - base
+    for subtract in (lambda: worker - left, lambda: left - base, lambda: left - left):
+        with pytest.raises(ValueError, match=r"^RunningNorm\(2\): -: expected two states of a stream .* a difference"):
+            subtract()
+    left.reset()
+    left(rng.normal(size=(3, 2)))
+    assert (left - left).count.tolist() == [0, 0]
 
 
 def test_what_was_not_there_cannot_be_taken_out(rng):

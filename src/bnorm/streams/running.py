@@ -35,7 +35,8 @@ class RunningNorm(Followed):
     count, and so do the other observations. (In z it stays as it is, but infinity is clipped.)
 
     `a + b` has the statistics of both streams. `worker - base` has what the worker has seen since it was copied from
-    base. So workers merge without counting their common history twice: base + (worker1 - base) + (worker2 - base).
+    base. So workers merge without counting their common history twice: base + (worker1 - base) + (worker2 - base). With
+    a momentum or a half-life, that is as if base had seen what worker1 has seen, and then what worker2 has.
 
     Parameters
     ----------

@@ -11,9 +11,10 @@ from bnorm.kernels import BACKENDS, halved, moved
 from bnorm.kernels.rule import spread
 from bnorm.layers import state
 from bnorm.layers.base import fixed
-from bnorm.running import BATCHES, ROWS, Statistics
+from bnorm.running import BATCHES, ROWS, SKIPPED, Statistics
 from bnorm.streams.base import Normalizer
 
+LATER = SKIPPED  # the counter that is 1 in a difference of values that fade: no batch of a stream is skipped as a whole
 NOISE = 8 * float(np.finfo(np.float64).eps)
 NAMES = {"seen": "count"}  # names of arrays that differ from those of `Statistics`
 SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape"))
@@ -75,12 +76,16 @@ class Followed(Normalizer):
     # Several streams ----------------------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Self:
-        """The statistics of both streams; settings are those of the first. Streams that fade end at the same time."""
+        """The statistics of both streams; settings are those of the first.
+
+        Streams that fade end at the same time. But the values of a difference, `worker - base`, come after those of the
+        other; of two differences, those of the second come last.
+        """
         if not isinstance(other, Followed):
             return NotImplemented
         self._alike(other, "+")
         new = self.copy()
-        new._statistics.merge(other._statistics)
+        _unite(new._statistics, other._statistics)
         new._skipped += other._skipped
         return new
 
@@ -90,10 +95,17 @@ class Followed(Normalizer):
         The counts are exact. The rest is as good as float64 statistics can tell: with n values in all and k of them
         new, the variance of the new ones is known to about n/k rounding errors (1e-16) of the variance of all, and the
         mean to as many of their standard deviation. Merged again, errors are rounding errors of the whole.
+
+        Where values fade, the difference knows how long it took, so `base + (self - base)` is `self`. It is no state of
+        a stream from which another can be taken out.
         """
         if not isinstance(base, Followed):
             return NotImplemented
         self._alike(base, "-")
+        if self._statistics.counters[LATER] or base._statistics.counters[LATER]:
+            raise ValueError(
+                f"{self._who}: -: expected two states of a stream whose values fade, got a difference of states"
+            )
         new = self.copy()
         new._skipped -= base._skipped
         if not _take_out(base._statistics, new._statistics) or bool((new._skipped < 0).any()):
@@ -197,6 +209,18 @@ def check_state(who: str, found: Mapping[str, ndarray]) -> None:
             raise ValueError(f"{who}: state_dict: {name}: expected finite numbers{least}, got {a}")
 
 
+def _unite(s: Statistics, others: Statistics) -> None:
+    """Merge other statistics into s. If values fade, those of a difference come last, and all earlier ones age."""
+    later = None
+    if others.counters[LATER]:
+        later = float(s.rows)
+    elif s.counters[LATER] and s.last is not None:
+        s.last += others.rows
+        later = 0.0
+    s.counters[LATER] &= others.counters[LATER]
+    s.merge(others, later)
+
+
 @np.errstate(all="ignore")
 def _take_out(base: Statistics, s: Statistics) -> bool:
     """Take the values of `base` out of s, statistics that include them. False if they cannot include them.
@@ -225,9 +249,9 @@ def _take_out(base: Statistics, s: Statistics) -> bool:
     low[...] = np.where(some, rest, 0)
     s.var[...] = np.where(some, m2_left / n1, 1)
     s.seen[...] = left
-    if s.weight is not None:
+    if s.weight is not None and s.last is not None:
         s.weight[...] = n1
-    else:  # where values fade, rows are the time, which stays: both streams end now
-        s.counters[ROWS] = rows
-    s.counters[BATCHES] = batches
+        s.last[...] = np.where(some, s.last - base.rows, 0)  # its time begins where the base ends
+        s.counters[LATER] = 1
+    s.counters[ROWS], s.counters[BATCHES] = rows, batches
     return True
