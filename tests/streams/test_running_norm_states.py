@@ -2,12 +2,14 @@
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
 import bnorm
 from bnorm import RunningNorm
+from bnorm.streams import RunningNormTree
 
 
 def state(rn):
@@ -252,6 +254,40 @@ def test_a_last_value_from_before_the_stream_began(rng, tmp_path):
     assert both.state_dict()["last"][0] < 0
     both.save(tmp_path / "a.npz")
     assert state(bnorm.load(tmp_path / "a.npz")) == state(both)
+
+
+class Named(RunningNorm):
+    """With attributes of its own: in a slot, in its dictionary, and one that leads back to it."""
+
+    __slots__ = ("__dict__", "tags")
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.tags, self.names, self.me = ["a"], ["x", "y"], self
+
+
+class NamedTree(RunningNormTree):
+    def __init__(self):
+        super().__init__({"a": Named(2, halflife=3), "b": None})
+        self.names, self.me = ["x"], self
+
+
+COPIES = [lambda a: a.copy(), copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a)), lambda a: sum([a])]
+COPIES += [lambda a: a + a, lambda a: a - a]
+
+
+@pytest.mark.parametrize("make", [partial(Named, 2, halflife=3), NamedTree], ids=["norm", "tree"])
+@pytest.mark.parametrize("of", COPIES, ids=["copy", "copy.copy", "deepcopy", "pickle", "sum", "+", "-"])
+def test_a_subclass_keeps_what_it_has_added(make, of):
+    given = make()
+    given.names.append("z")
+    given.eval()
+    new = of(given)
+    for one, other in [(new, given)] + ([(new["a"], given["a"])] if make is NamedTree else []):
+        assert type(one) is type(other) and one.me is one and not one.training
+        assert one.names == other.names and one.names is not other.names
+    if make is not NamedTree:
+        assert new.tags == ["a"] and new.tags is not given.tags
 
 
 def test_a_pickle_in_memory_that_may_not_be_written_to(rng):

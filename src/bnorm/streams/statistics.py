@@ -1,6 +1,7 @@
 """The statistics of a stream: what has been seen, how several streams merge, and the state that is saved."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +18,9 @@ from bnorm.streams.base import Normalizer
 LATER = SKIPPED  # the counter that is 1 in a difference of values that fade: no batch of a stream is skipped as a whole
 NOISE = 8 * float(np.finfo(np.float64).eps)
 NAMES = {"seen": "count"}  # names of arrays that differ from those of `Statistics`
-SETTINGS = tuple(f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape"))
-SETTINGS += ("_training", "_who")
+OWN = {f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape", "skipped")}
+OWN |= {"_statistics", "_training", "_who"}  # what is copied and pickled, beside what a subclass has added
+MADE_ANEW = ("_fading", "_kind", "_online", "_whole")  # by `_settle`
 
 
 class Followed(Normalizer):
@@ -115,9 +117,10 @@ class Followed(Normalizer):
         return new
 
     def copy(self) -> Self:
-        """An independent copy."""
-        new = object.__new__(type(self))
-        new.__setstate__(self.__getstate__())
+        """An independent copy, of what a subclass has added too."""
+        new, state = object.__new__(type(self)), self.__getstate__()
+        added = {name: state.pop(name) for name in state.keys() - OWN}
+        new.__setstate__(state | deepcopy(added, {id(self): new}))
         return new
 
     # State --------------------------------------------------------------------------------------------------------
@@ -191,7 +194,9 @@ class Followed(Normalizer):
         return missing + [state.write(here[name], a) for name, a in found.items()]
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: getattr(self, name) for name in SETTINGS}
+        both: Any = super().__getstate__()
+        added, slots = both  # the __dict__ of a subclass, and all slots
+        state = (added or {}) | {name: value for name, value in slots.items() if name not in MADE_ANEW}
         return state | {"_statistics": self._statistics.copy(), "_skipped": self._skipped.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from operator import call
 from typing import Any, Self
@@ -90,21 +91,19 @@ class RunningNormTree(Normalizer):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._parts)
 
-    def __add__(self, other: object) -> "RunningNormTree":
+    def __add__(self, other: object) -> Self:
         """The statistics of both streams, part by part."""
-        both: RunningNormTree = self._beside(other, "+", lambda a, b: a + b)
+        both: Self = self._beside(other, "+", lambda a, b: a + b)
         return both
 
-    def __sub__(self, base: object) -> "RunningNormTree":
+    def __sub__(self, base: object) -> Self:
         """What was seen since the statistics were those of `base`, part by part."""
-        left: RunningNormTree = self._beside(base, "-", lambda a, b: a - b)
+        left: Self = self._beside(base, "-", lambda a, b: a - b)
         return left
 
-    def copy(self) -> "RunningNormTree":
-        """An independent copy."""
-        new = RunningNormTree(_made(self._parts, lambda _, part: None if part is None else part.copy()))
-        new._training = self._training
-        return new
+    def copy(self) -> Self:
+        """An independent copy, of what a subclass has added too."""
+        return self._with(_made(self._parts, lambda _, part: None if part is None else part.copy()))
 
     def reset(self) -> None:
         """Forget everything that was seen."""
@@ -129,6 +128,16 @@ class RunningNormTree(Normalizer):
         return state.load(CLASS, "state_dict", holders, state_dict, strict)
 
     # Inside -------------------------------------------------------------------------------------------------------
+
+    def _with(self, parts: dict[str, Any] | tuple[Any, ...]) -> Self:
+        """Return a copy with other parts of the same structure."""
+        both: Any = super().__getstate__()
+        added, slots = both  # the __dict__ of a subclass, and all slots
+        new = object.__new__(type(self))
+        copies = {id(self): new, id(self._parts): parts}
+        for name, value in deepcopy((added or {}) | slots, copies).items():
+            setattr(new, name, value)
+        return new
 
     def _mapped(self, f: Callable[[Any, Any], Any], obs: Any) -> Any:
         """Return an observation of the same structure, with f(norm, x) for each array x."""
@@ -201,9 +210,7 @@ class RunningNormTree(Normalizer):
                 return part._beside(other[name], sign, f)
             return None if part is None else f(part, other[name])
 
-        new = RunningNormTree(_made(self._parts, joined))
-        new._training = self._training
-        return new
+        return self._with(_made(self._parts, joined))
 
     def __repr__(self) -> str:
         return f"{CLASS}({self._parts!r})"
