@@ -31,6 +31,7 @@ class ExactMoments(Moments):
 
     `a + b` and `Moments.merge` add exactly, in any order, and `a - b` removes values that were added: the result has
     the same bits as if they had never been there. Values that are not finite are counted, so they can be removed too.
+    The result has no min and max, as sums do not tell them; it merges with moments that have none.
     """
 
     __slots__ = ("_counts", "_rounded", "_sums")

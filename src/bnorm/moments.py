@@ -123,8 +123,8 @@ class Moments:
             raise ValueError(f"Moments.merge: items: expected one number of channels, got {got or 'no items'}")
         if len({item._extremes is None for item in items}) > 1:
             raise ValueError(
-                "Moments.merge: items: expected all of them with min and max, or none, got some of each; "
-                "minmax=True records them"
+                "Moments.merge: items: expected all of them with min and max, or none, got some of each; minmax=True "
+                "records them, and a difference of exact moments has none"
             )
         if not items[0].exact and len({type(item._parts) for item in items}) != 1:  # exact ones are on the CPU
             raise TypeError(
@@ -224,7 +224,10 @@ class Moments:
 
     def _extreme(self, which: int) -> ndarray:
         if self._extremes is None:
-            raise AttributeError("Moments: min, max: expected moments with extremes, which minmax=True records")
+            raise AttributeError(
+                "Moments: min, max: expected moments with extremes, got some without; minmax=True records them, and a "
+                "difference of exact moments has none"
+            )
         row: ndarray = self._extremes[which].reshape(self._shape)
         if type(row) is ndarray:
             row.flags.writeable = False

@@ -179,6 +179,16 @@ def test_extremes_are_merged_saved_and_compared():
     assert pickle.loads(pickle.dumps(exact)) == exact and np.array_equal(exact.rounded().max, exact.max)
 
 
+def test_a_difference_has_no_extremes():
+    """Those of the values that are left cannot be known."""
+    m, part = (F.moments(x, minmax=True, exact=True) for x in (CUBE, CUBE[:2]))
+    rest = F.moments(CUBE[2:], exact=True)
+    assert m - part == rest and (m - part) + F.moments(CUBE[:2], exact=True) == F.moments(CUBE, exact=True)
+    for call, error in ((lambda: (m - part) + part, ValueError), (lambda: (m - part).max, AttributeError)):
+        with pytest.raises(error, match="minmax=True records them, and a difference of exact moments has none"):
+            call()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
 def test_scaled_without_a_copy(dtype):
     x = rng.integers(0, 255, (20, 3, 50)).astype(dtype)
