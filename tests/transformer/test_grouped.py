@@ -325,7 +325,9 @@ def test_dask_frames():
     assert type(lazy) is type(given)
     expected = one.set_output(transform="pandas").transform(plain)
     pd.testing.assert_frame_equal(lazy.compute(), expected, rtol=1e-8)
-    t.partial_fit(given, sample_weight=data["w"])
+    with pytest.raises(ValueError, match=r"set_output: expected transform='default', as the result for a Dask"):
+        t.set_output(transform="pandas").transform(given)
+    t.set_output(transform="default").partial_fit(given, sample_weight=data["w"])
     one.partial_fit(plain, sample_weight=x["w"])
     np.testing.assert_allclose(t.means_, one.means_, rtol=1e-13)
     average = GroupedTransformer("key", momentum=0.2).partial_fit(given).partial_fit(given)

@@ -15,6 +15,7 @@ from bnorm.transformer.group_tables import WHO, Split
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys
 from bnorm.transformer.sklearn_private import in_container
+from bnorm.transformer.validation import refuse_container_of
 from bnorm.transformer.weights import refuse_no_weight
 
 
@@ -59,6 +60,7 @@ def mapped(t: Any, X: Any, table: Split) -> Any:
     The sample shows the columns of the result. Its keys are made up, and may be of a kind that fit did not see: they
     are not read.
     """
+    refuse_container_of(WHO, t, engine_of(X).NAME)
     as_now = deepcopy(t).set_output(transform="pandas")
     unread = Keys((None,) * len(table.keys), np.full(table.features.rows, -1, np.int32), [])
     y = as_now.set_params(unseen="global")._mapped(table, unread, inverse=False)

@@ -229,17 +229,22 @@ def refuse_container(estimator: Any, x: Table) -> None:
     """Raise ValueError if `set_output` asks for a data frame and x is a lazy collection or on a device."""
     if x.kind is ndarray and not isinstance(x, Blocks):
         return
-    if (container := output_config("transform", estimator)["dense"]) == "default":
-        return
     if isinstance(x, Blocks):
+        refuse_container_of(WHO, estimator, x.engine.NAME)
+    elif (container := output_config("transform", estimator)["dense"]) != "default":
         raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as the result for a {x.engine.NAME} collection is a "
-            f"{x.engine.NAME} collection, got {container!r}"
+            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
+            f"hold CuPy arrays, got {container!r}"
         )
-    raise ValueError(
-        f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
-        f"hold CuPy arrays, got {container!r}"
-    )
+
+
+def refuse_container_of(who: str, estimator: Any, engine: str) -> None:
+    """Raise ValueError if `set_output` asks for a data frame in the place of a lazy collection of this engine."""
+    if (container := output_config("transform", estimator)["dense"]) != "default":
+        raise ValueError(
+            f"{who}: set_output: expected transform='default', as the result for a {engine} collection is a "
+            f"{engine} collection, got {container!r}"
+        )
 
 
 def float_types(X: Any, integers: bool) -> Any:
