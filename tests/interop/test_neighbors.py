@@ -109,6 +109,39 @@ def test_a_layer_with_an_inverse_is_refused(name, subtract_last, monkeypatch):
         convert(bnorm.RevIN(3, subtract_last=subtract_last))
 
 
+def there(name, layer, x):
+    """What the module of another library that a layer becomes makes of x in inference."""
+    if name == "torch":
+        import torch
+
+        with torch.no_grad():
+            return bnorm.interop.torch.to_torch(layer, layer.dtype)(torch.from_numpy(x)).numpy()
+    if name == "keras":
+        import keras
+
+        return keras.ops.convert_to_numpy(bnorm.interop.keras.to_keras(layer)(x))
+    import jax
+
+    module, variables = bnorm.interop.flax.to_flax(layer)
+    with jax.enable_x64(True):
+        return np.asarray(module.apply(variables, x))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras on PyTorch
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["torch", "keras", "flax"])
+def test_a_constant_channel_is_not_divided_by_zero(name, dtype, monkeypatch):
+    """Or by rounding errors, with eps=0; and the variances of all other channels stay as they are."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    pytest.importorskip(name, reason=f"{name} is the other side")
+    layer = bnorm.BatchNorm1d(4, 0.0, dtype=dtype, axis=1 if name == "torch" else -1).eval()
+    layer.running_mean, layer.running_var = [1.0, 7.1, 1e6, 0.0], [3.0, 0.0, 1e-20, 1e-20]
+    x = np.array([[2.0, 7.1, 1e6, 3e-10]], dtype)
+    np.testing.assert_allclose(there(name, layer, x), layer(x), rtol=1e-5, atol=1e-6)
+    kept = bnorm.interop.neighbors.arrays(layer)["running_var"]
+    assert kept.tobytes() == np.where([0, 1, 1, 0], 1, layer.running_var).astype(dtype).tobytes()
+
+
 def test_keras_without_its_backend(monkeypatch):
     """Keras is installed then, and what to do is something else."""
 

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from bnorm.checks import type_name, user_level
 from bnorm.kernels import moved
+from bnorm.kernels.rule import constant
 from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, Layer
 from bnorm.layers.batch import BatchNorm
 
@@ -48,8 +49,22 @@ def complement(momentum: float) -> float:
 
 
 def arrays(layer: Layer) -> dict[str, ndarray]:
-    """The state dict of a layer, on the CPU."""
-    return {name: moved(a, ndarray) for name, a in layer.state_dict().items()}
+    """The state dict of a layer, on the CPU, with the running variance of `inference`."""
+    state = {name: moved(a, ndarray) for name, a in layer.state_dict().items()}
+    if "running_var" in state:
+        state["running_var"] = inference(layer)[1].astype(state["running_var"].dtype)
+    return state
+
+
+def inference(layer: Any) -> tuple[ndarray, ndarray, ndarray]:
+    """Return mean, variance and rstd of inference, float64 on the CPU.
+
+    With eps=0 a constant channel is not scaled here, and would be divided by 0 elsewhere: its variance is 1.
+    """
+    mean, var, rstd, *_ = moved(layer._inference(), ndarray)
+    if layer.eps == 0:
+        var = np.where(constant(mean, var), 1.0, var)
+    return mean, var, rstd
 
 
 def dtype_of(state: Mapping[str, ndarray]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop.neighbors import complement, groups_and_channels, without_inverse
+from bnorm.interop.neighbors import complement, groups_and_channels, inference, without_inverse
 from bnorm.kernels import moved
 from bnorm.layers import Layer
 
@@ -64,12 +64,10 @@ def _of_transformer(who: str, transformer: Any, dtype: str) -> Node:
 
 
 def _batch(layer: Any, dtype: str) -> Node:
-    eps, (mean, var, rstd, *_) = layer.eps, moved(layer._inference(), ndarray)
+    eps, (mean, var, rstd) = layer.eps, inference(layer)
     kept = np.float32(eps)
     if float(kept) > eps:
         kept = np.nextafter(kept, np.float32(0))  # so that no variance becomes negative
-    if eps == 0:
-        var = 1 / rstd**2  # 1 where the channel is constant
     var = var + (eps - float(kept))
     gamma, beta = (None if p is None else moved(p.data, ndarray) for p in (layer.gamma, layer.beta))
     scale = np.ones_like(mean) if gamma is None else gamma

@@ -11,8 +11,8 @@ FAULTS = {
         ),
         (
             "a channel that is constant but for rounding is divided by its rounding errors in ONNX",
-            "interop/onnx_nodes.py",
-            "    if eps == 0:\n",
+            "interop/neighbors.py",
+            "    if layer.eps == 0:\n",
             "    if False:\n",
             "tests/interop/test_onnx.py::test_a_channel_that_is_constant_but_for_rounding",
         ),
