@@ -213,5 +213,5 @@ def test_a_number_of_dimensions_that_the_layer_does_not_take(layer, ndim):
 @pytest.mark.parametrize("given", ["a layer of Keras", None, 3])
 def test_what_is_no_layer_here(given):
     given = K.BatchNormalization() if isinstance(given, str) else given
-    with pytest.raises(TypeError, match=r"to_keras: layer: expected a layer of bnorm, got \w+"):
+    with pytest.raises(TypeError, match=r"to_keras: layer: expected one of BatchNorm1d, .*GroupNorm, got \w+"):
         to_keras(given)

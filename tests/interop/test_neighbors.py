@@ -109,6 +109,30 @@ def test_a_layer_with_an_inverse_is_refused(name, subtract_last, monkeypatch):
         convert(bnorm.RevIN(3, subtract_last=subtract_last))
 
 
+class Doubling(bnorm.LayerNorm):
+    """A layer of a user that computes something else."""
+
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+class DoublingBatch(bnorm.BatchNorm1d):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+@pytest.mark.parametrize("name", ["torch", "keras", "flax", "onnx"])
+def test_only_the_layers_of_this_package_are_converted(name, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    pytest.importorskip(name, reason=f"{name} is the other side")
+    convert = getattr(getattr(bnorm.interop, name), f"to_{name}")
+    for layer in (Doubling(3), DoublingBatch(3, axis=1 if name == "torch" else -1)):
+        with pytest.raises(TypeError, match=rf"to_{name}: (layer|obj): expected one of BatchNorm1d.*, got .*Doubling"):
+            convert(layer)
+    with pytest.raises(TypeError, match=rf"to_{name}: (layer|obj): expected .*, got NoneType"):
+        convert(None)
+
+
 def there(name, layer, x):
     """What the module of another library that a layer becomes makes of x in inference."""
     if name == "torch":

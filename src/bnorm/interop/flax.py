@@ -88,7 +88,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
     Parameters
     ----------
     layer : Layer
-        A layer without an activation.
+        A layer without an activation, but no subclass.
     api : {"linen", "nnx"}, default "linen"
 
     Returns
@@ -98,8 +98,8 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
 
     Raises
     ------
-    ValueError
-        If Flax has no such module.
+    TypeError, ValueError
+        If it is no layer of this package, or a subclass, or Flax has no such module.
 
     Warns
     -----
@@ -111,6 +111,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
         raise ValueError(f"{who}: api: expected 'linen' or 'nnx', got {api!r}")
     flax = load(who, f"flax.{api}", "flax")
     neighbors.without_inverse(who, "layer", layer)
+    neighbors.known(who, "layer", layer, neighbors.LAYERS)
     without_activation(who, layer, ACTIVATIONS)
     name, shape, options = _described(who, layer)
     state = arrays(layer)

@@ -88,7 +88,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     Parameters
     ----------
     layer : Layer
-        A layer without an activation.
+        A layer without an activation, but no subclass.
     ndim : int, optional
         The number of dimensions of x, for which Keras builds the layer; by default the lowest that the layer accepts.
 
@@ -99,7 +99,7 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If it is no layer of this package, or Keras has no such layer.
+        If it is no layer of this package, or a subclass, or Keras has no such layer.
 
     Warns
     -----
@@ -108,9 +108,8 @@ def to_keras(layer: Layer, ndim: int | None = None) -> Any:
     """
     who = "to_keras"
     keras = load(who, "keras", "keras")
-    if not isinstance(layer, Layer):
-        raise TypeError(f"{who}: layer: expected a layer of bnorm, got {checks.type_name(layer)}")
     neighbors.without_inverse(who, "layer", layer)
+    neighbors.known(who, "layer", layer, neighbors.LAYERS)
     without_activation(who, layer, ACTIVATIONS)
     given: Any = layer
     scale, center = neighbors.scales_and_centers(layer)

@@ -12,10 +12,23 @@ from numpy import ndarray
 from bnorm.checks import type_name, user_level
 from bnorm.kernels import moved
 from bnorm.kernels.rule import constant
-from bnorm.layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, Layer
+from bnorm.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    Layer,
+    LayerNorm,
+    RMSNorm,
+)
 from bnorm.layers.batch import BatchNorm
 
 BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
+OVER_CHANNELS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d)
+LAYERS: dict[type, str] = {kind: kind.__name__ for kind in (*OVER_CHANNELS, LayerNorm, RMSNorm, GroupNorm)}
 
 
 def load(who: str, module: str, extra: str) -> Any:

@@ -38,6 +38,7 @@ def to_onnx(obj: Any, dtype: DTypeLike = "float32", ndim: int | None = None) -> 
     Parameters
     ----------
     obj : Layer or BatchNormTransformer
+        A layer must not be a subclass, which may compute something else.
     dtype : {"float32", "float64"} or the NumPy dtype of that name, default "float32"
         The type of X and Y.
     ndim : int, optional

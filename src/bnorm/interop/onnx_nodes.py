@@ -6,7 +6,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm import layers
-from bnorm.interop.neighbors import complement, groups_and_channels, inference, without_inverse
+from bnorm.interop.neighbors import LAYERS, complement, groups_and_channels, inference, known, without_inverse
 from bnorm.kernels import moved
 from bnorm.layers import Layer
 
@@ -33,6 +33,7 @@ def described(who: str, obj: Any, dtype: str) -> Node:
         return _of_transformer(who, obj, dtype)
     given: Any = obj
     without_inverse(who, "obj", obj)
+    known(who, "obj", obj, LAYERS)
     if isinstance(obj, layers.batch.BatchNorm) or getattr(obj, "track_running_stats", False):
         if not given.track_running_stats:
             raise ValueError(f"{who}: obj: expected running statistics, which inference needs, got a layer without")

@@ -17,7 +17,8 @@ from typing import Any
 
 from bnorm import layers
 from bnorm.checks import user_level
-from bnorm.interop.neighbors import arrays, known, load, only_axis, warn_of_variance, without_activation
+from bnorm.interop import neighbors
+from bnorm.interop.neighbors import LAYERS, arrays, known, load, only_axis, warn_of_variance, without_activation
 from bnorm.layers import Layer
 
 __all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]
@@ -29,11 +30,7 @@ ACTIVATIONS = {
     "gelu": "torch.nn.GELU(approximate='tanh')",
 }
 
-OVER_CHANNELS = (
-    *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
-    *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
-)
-NAMES = (*OVER_CHANNELS, "LayerNorm", "RMSNorm", "GroupNorm")
+OVER_CHANNELS = tuple(LAYERS[kind] for kind in neighbors.OVER_CHANNELS)
 
 
 def from_torch(module: Any) -> Layer:
@@ -68,7 +65,7 @@ def from_torch(module: Any) -> Layer:
     """
     who = "from_torch"
     torch = load(who, "torch", "torch")
-    kinds = {getattr(torch.nn, name): name for name in NAMES}
+    kinds = {getattr(torch.nn, name): name for name in LAYERS.values()}
     if type(module) not in kinds and isinstance(module, torch.nn.Module):
         if inside := [place for place, one in module.named_modules() if type(one) in kinds]:
             names = f"[{', '.join(map(repr, inside[:8]))}{', ...' * (len(inside) > 8)}]"
@@ -140,7 +137,7 @@ def to_torch(layer: Layer | Mapping[str, Layer], dtype: Any = None) -> Any:
 
 
 def _module(who: str, torch: Any, layer: Layer, dtype: Any) -> Any:
-    name = known(who, "layer", layer, {getattr(layers, name): name for name in NAMES})
+    name = known(who, "layer", layer, LAYERS)
     given: Any = layer
     without_activation(who, layer, ACTIVATIONS)
     affine, biased = given.gamma is not None, given.beta is not None
