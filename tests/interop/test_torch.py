@@ -140,6 +140,17 @@ def test_a_trained_net_predicts_the_same_here():
     np.testing.assert_allclose(y, net(x).detach().numpy(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("tracks", [True, False])
+def test_statistics_that_were_removed(tracks):
+    """Then PyTorch normalizes every batch by its own statistics, in eval mode too, but keeps the counter."""
+    module = nn.BatchNorm1d(3, dtype=torch.float64).eval()
+    module.running_mean = module.running_var = None
+    module.track_running_stats = tracks
+    layer, x = from_torch(module), np.array([[1.0, 2.0, 4.0], [3.0, 3.0, 3.0]])
+    assert not layer.track_running_stats and not layer.training
+    np.testing.assert_allclose(layer(x), module(torch.from_numpy(x)).detach().numpy(), rtol=0, atol=1e-12)
+
+
 def test_none_as_momentum_is_said_to_mean_something_else():
     module = nn.BatchNorm1d(3, momentum=None)
     with pytest.warns(UserWarning, match="momentum=None weighs every value alike here"):

@@ -75,6 +75,8 @@ def from_torch(module: Any) -> Layer:
             )
     name = known(who, "module", module, kinds)
     state = {key: value.cpu() for key, value in module.state_dict().items()}
+    if "running_mean" not in state:  # removed, so that each batch is normalized by its own statistics
+        state.pop("num_batches_tracked", None)
     options: dict[str, Any] = {"eps": module.eps}
     if name in OVER_CHANNELS:
         arguments: tuple[Any, ...] = (module.num_features,)
