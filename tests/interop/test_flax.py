@@ -197,6 +197,21 @@ def test_what_flax_does_not_have_is_refused():
     ):
         with pytest.raises(ValueError, match=f"from_flax: module: {message}"):
             from_flax(odd, odd.init(jax.random.key(0), x), ndim=ndim)
+    own = linen.BatchNorm().init(jax.random.key(0), x, use_running_average=False)
+    whole = {kind: {"bn": own[kind], "dense": {}} for kind in ("params", "batch_stats")}
+    without = {"batch_stats": own["batch_stats"]}
+    for given, got in (
+        ({}, "none"),
+        ({"params": own["params"]}, r"params with \['scale', 'bias'\]"),
+        (without, r"batch_stats with \['mean', 'var'\]"),
+        (whole, r"params with \['bn', 'dense'\], batch_stats with \['bn', 'dense'\]"),
+    ):
+        expected = "params with scale and bias and batch_stats with mean and var of this module"
+        with pytest.raises(ValueError, match=f"^from_flax: variables: expected {expected}, got {got}$"):
+            from_flax(linen.BatchNorm(), given)
+    with pytest.raises(ValueError, match=r"expected params with scale of this module, got params with \['bn', 'dense"):
+        from_flax(linen.RMSNorm(), whole | {"batch_stats": {}})
+    assert not from_flax(linen.BatchNorm(use_scale=False, use_bias=False), without).affine
     every = linen.GroupNorm(num_groups=2, reduction_axes=(1, -1))
     assert from_flax(every, every.init(jax.random.key(0), x), ndim=3).num_groups == 2
     with pytest.raises(ValueError, match="from_flax: ndim: expected one of 2, 3, 4 and 5 dimensions of x, got 6"):

@@ -162,9 +162,21 @@ def _read(who: str, module: Any, variables: Mapping[str, Any] | None, linen: boo
     names = PARAMETERS | STATISTICS
     if variables is not None:
         found = {**variables.get("params", {}), **variables.get("batch_stats", {})}
+        _require(who, module, variables)
     else:
         found = {key: v[...] for key in names if (v := getattr(module, key, None)) is not None}
     return {ours: np.asarray(found[theirs]) for theirs, ours in names.items() if theirs in found}
+
+
+def _require(who: str, module: Any, variables: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the variables are those of this module of linen, and not of the net around it."""
+    needed = {"params": [name for name in PARAMETERS if getattr(module, f"use_{name}", False)]}
+    if type(module).__name__ == "BatchNorm":
+        needed["batch_stats"] = list(STATISTICS)
+    if any(name not in variables.get(kind, {}) for kind, names in needed.items() for name in names):
+        expected = " and ".join(f"{kind} with {' and '.join(names)}" for kind, names in needed.items() if names)
+        got = ", ".join(f"{kind} with {list(found)}" for kind, found in variables.items()) or "none"
+        raise ValueError(f"{who}: variables: expected {expected} of this module, got {got}")
 
 
 def _written(state: Mapping[str, ndarray], names: Mapping[str, str], scale: bool = True) -> dict[str, ndarray]:
