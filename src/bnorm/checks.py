@@ -366,6 +366,15 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
         )
 
 
+def differ(value: Any, default: Any) -> bool:
+    """Whether a setting is known to differ from its default. Of arrays it is not: they compare element by element."""
+    try:
+        different = value != default
+    except (TypeError, ValueError):  # arrays of different shapes, or arrays in tuples
+        return False
+    return isinstance(different, bool | np.bool_) and bool(different)
+
+
 def type_name(value: object) -> str:
     """Return the name of a value's type for messages."""
     kind = type(value)

@@ -150,3 +150,16 @@ def test_running_statistics_that_are_not_there_normalize_no_batch():
     message = r"^BatchNorm1d\(4\): on_single: expected 'raise' without running statistics, got 'running'"
     with pytest.raises(ValueError, match=message):
         bnorm.BatchNorm1d(4, track_running_stats=False, on_single="running")
+
+
+@pytest.mark.parametrize("default", [1.0, np.ones(4), np.ones(3), (np.ones(4), 0)], ids=repr)
+def test_repr_of_a_layer_with_arrays_of_its_own(default):
+    """They are not shown, as arrays do not say whether they differ."""
+
+    class Mine(bnorm.LayerNorm):
+        def __init__(self, n, gamma=default, own=default, scale=1.0):
+            super().__init__(n, eps=1e-3)
+            self.own, self.scale = np.zeros(4), np.float64(scale)
+
+    assert repr(Mine(4)) == "Mine(4)"
+    assert repr(Mine(4, scale=2.0)).startswith("Mine(4, scale=")

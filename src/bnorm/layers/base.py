@@ -382,7 +382,7 @@ class Layer:
             if argument.default is argument.empty or name in SYNONYMS:
                 continue
             value = self._bias if name == "bias" else getattr(self, name, argument.default)
-            if value != argument.default:
+            if checks.differ(value, argument.default):
                 shown.append(f"{name}={value.name if isinstance(value, np.dtype) else value!r}")
         return f"{', '.join(shown + self._switches())})"
 
