@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 import threading
 import tracemalloc
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import bnorm
+import child
 from bnorm import passes
 from compare import assert_same
 
@@ -294,6 +296,39 @@ def test_no_backward_is_of_one_thread():
     thread.join()
     assert left == {"there": None}
     assert layer.backward(x).shape == x.shape
+
+
+FORKS = """
+import os, threading, bnorm
+from bnorm.layers.backward import OPEN
+
+inside, go = threading.Event(), threading.Event()
+
+def wait():
+    with bnorm.no_backward():
+        inside.set()
+        go.wait()
+
+thread = threading.Thread(target=wait)
+thread.start()
+inside.wait()
+bnorm.set_debug(True)
+with bnorm.no_backward():
+    pid = os.fork()
+    left = len(OPEN)
+if pid == 0:
+    os._exit(0 if (left, len(OPEN)) == (2, 1) else 1)
+go.set()
+thread.join()
+assert (left, len(OPEN), os.waitpid(pid, 0)[1]) == (3, 1, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_leaves_the_other_threads_behind():
+    """A thread of the child may get the identity of one of them; the block of the thread that forks goes on."""
+    done = child.run("-c", FORKS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_forward_of_another_thread_during_a_vjp():

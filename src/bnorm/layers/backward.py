@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -44,6 +45,15 @@ class Taker:
 
 DEBUG = Taker(None)  # is in OPEN if set_debug is on. It takes nothing
 DEBUG.thread = -1
+
+
+def _forget_other_threads() -> None:
+    """After a fork only the thread that forked goes on, and new threads may get the identities of the others."""
+    OPEN[:] = [taker for taker in OPEN if taker.thread == get_ident() or taker is DEBUG]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def keep(layer: Layer, saved: Saved) -> None:
