@@ -292,6 +292,24 @@ def test_the_size_of_a_weighted_batch_is_the_sum_of_its_weights():
         assert_close(bn.running_mean, (total * (2 * mean + of_batch) / 3 + x.sum((0, 2))) / (total + 12), 1e-13)
 
 
+def test_statistics_without_a_number_of_batches():
+    """They are those of one batch at least, or of the values that are counted beside the arrays."""
+    old, x = trained(momentum=None), rng.standard_normal((6, C))
+    state = old.state_dict()
+    del state["num_batches_tracked"]
+    new, plain = bnorm.BatchNorm1d(C, momentum=None), bnorm.BatchNorm1d(C, momentum=None)
+    new.load_state_dict(state)
+    with pytest.warns(UserWarning, match="has no counts of values, which momentum=None needs"):
+        plain.load_state_dict(dict(state))
+    assert new.num_batches_tracked == plain.num_batches_tracked == 1
+    for layer in (old, new, plain):
+        layer(x)
+    assert_same(new.running_mean, old.running_mean)
+    assert_same(new.running_var, old.running_var)
+    assert_close(plain.running_mean, (state["running_mean"] + x.mean(0)) / 2, 1e-13)
+    plain.load_state_dict({key: state[key] for key in PARAMETERS}, strict=False)  # has no statistics, and no warning
+
+
 def test_a_plain_dictionary_of_no_batches_is_a_beginning():
     bn = bnorm.BatchNorm1d(C, momentum=None)
     bn(rng.standard_normal((5, C)))

@@ -191,11 +191,12 @@ def _array(name: str, value: Any, like: ndarray) -> ndarray:
 def _warn_of_lost_counts(
     who: str, holders: Mapping[str, Holder], found: Mapping[str, ndarray], counts: Mapping[str, ndarray]
 ) -> None:
-    lost = [
-        first.removesuffix(".")
-        for first, holder in holders.items()
-        if getattr(holder, "momentum", 0) is None and first not in counts and found.get(f"{first}num_batches_tracked")
-    ]
+    lost = []
+    for first, holder in holders.items():
+        statistics = all(f"{first}{name}" in found for name in ("running_mean", "running_var"))
+        batches = found.get(f"{first}{OPTIONAL}", statistics)  # True: at least one
+        if getattr(holder, "momentum", 0) is None and first not in counts and batches:
+            lost.append(first.removesuffix("."))
     if lost:
         which = f" for {', '.join(lost)}" if any(lost) else ""
         warnings.warn(

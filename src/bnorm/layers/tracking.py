@@ -265,8 +265,11 @@ class Tracking(Layer):
         running = self._running
         here = {"running_mean": running.mean, "running_var": running.var}
         changes += [state.write(here[name], a) for name, a in found.items() if name in here]
-        if "num_batches_tracked" in found:
-            counted = running.counted_as(int(found["num_batches_tracked"]), seen)
+        batches: Any = found.get("num_batches_tracked")
+        if batches is None and running.momentum is None and here.keys() <= found.keys():
+            batches = max(running.batches, 1)  # none would let the next batch replace these statistics
+        if batches is not None:
+            counted = running.counted_as(int(batches), seen)
             changes += [state.write(to, value) for to, value in counted]
         return changes
 
