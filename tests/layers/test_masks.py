@@ -198,6 +198,18 @@ def test_no_weight_at_all_updates_nothing(options, mask):
     assert_same(bn.gamma.grad, np.zeros(C))
 
 
+def test_weights_that_are_no_sample_are_said_to_be_the_cause():
+    """With ddof=1 they have no variance, though the values are finite."""
+    x, weight, also = [[1.0], [3.0]], [0.3, 0.3], r"finite \(with ddof=1 also if weights add up to 1 or less\), and"
+    bn = bnorm.BatchNorm1d(1, ddof=1)
+    with pytest.warns(RuntimeWarning, match=also):
+        bn(x, weight)
+    assert (bn.running_mean[0], bn.running_var[0], bn.num_batches_skipped) == (0, 1, 1)
+    with pytest.raises(FloatingPointError, match=also):
+        bnorm.BatchNorm1d(1, ddof=1, nonfinite="raise")(x, weight)
+    bnorm.BatchNorm1d(1)(x, weight)
+
+
 def test_weights_have_no_effect_in_inference():
     bn = scaled(bnorm.BatchNorm1d(C))
     x, dy = rng.standard_normal((2, 6, C))

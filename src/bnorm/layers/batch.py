@@ -23,7 +23,8 @@ from bnorm.passes import batch_forward, known_forward
 ON_SINGLE = ("raise", "running")
 WEIGHT = (
     "How much each value counts in the statistics of a training batch, or a bool mask. The shape is that of x\n"
-    "without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it."
+    "without the channel axis, or (N,). A value of weight 0 does not count, but y is computed for it. With ddof=1 a\n"
+    "batch whose weights add up to 1 or less has no variance for the running statistics: `nonfinite` says what then."
 )
 
 
@@ -169,6 +170,10 @@ class BatchNorm(Tracking):
         except FloatingPointError as error:
             raise self._not_finite(error) from None
         self._warn_once(skipped)
+
+    @property
+    def _of_weights(self) -> str:
+        return " (with ddof=1 also if weights add up to 1 or less)" if self.ddof else ""
 
     def _kernels_of_all(self, group: Group) -> Shared:
         settings = {"eps": self._eps, "on_single": self._on_single, "tracking": self._moving is not None}

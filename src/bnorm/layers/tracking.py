@@ -186,15 +186,20 @@ class Tracking(Layer):
         self._settle()
 
     def _not_finite(self, error: FloatingPointError) -> checks.NonFiniteError:
-        return checks.NonFiniteError(f"{self._who}: x: {error}, and nonfinite is 'raise'")
+        return checks.NonFiniteError(f"{self._who}: x: {error}{self._of_weights}, and nonfinite is 'raise'")
+
+    @property
+    def _of_weights(self) -> str:
+        """Weights that may also be the cause of a variance that is not finite, in messages."""
+        return ""
 
     def _warn_once(self, channels: int) -> None:
         if channels and not self._warned:
             self._warned = True
             warnings.warn(
                 f"{self._who}: {channels} of {self._num_features} channels had a batch mean or variance that is not "
-                "finite, and keep their running statistics (nonfinite='skip'); num_batches_skipped counts such batches "
-                "from now on",
+                f"finite{self._of_weights}, and keep their running statistics (nonfinite='skip'); num_batches_skipped "
+                "counts such batches from now on",
                 RuntimeWarning,
                 stacklevel=checks.user_level(),
             )
