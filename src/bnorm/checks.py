@@ -26,7 +26,8 @@ LIGHTEST = 1e-290  # the smallest sum of weights above 0 that float64 can divide
 def user_level() -> int:
     """Return the stacklevel with which a warning of the caller names the line of the user's code."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "bnorm":
+    passed = "bnorm", "contextlib"  # which ends the blocks of this package
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in passed:
         frame, level = frame.f_back, level + 1
     return level
 

@@ -205,6 +205,13 @@ def test_a_channel_not_finite_is_pooled_where_it_is(options):
     assert (bn.num_batches_tracked, bn.num_batches_skipped) == (1, 1)
 
 
+def test_a_warning_at_the_end_of_a_block_names_the_line_of_the_user():
+    bn = bnorm.BatchNorm1d(1, ddof=1)
+    with pytest.warns(RuntimeWarning, match="keep their running statistics") as said, bn.pooled_stats():
+        bn([[1.0], [3.0]], weight=[0.3, 0.3])  # has a variance in the pool, but no unbiased one
+    assert said[0].filename == __file__
+
+
 @every_option
 def test_a_channel_never_finite_in_the_pool_stays(options):
     bn = bnorm.BatchNorm1d(C, **options)
