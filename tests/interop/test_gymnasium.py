@@ -13,7 +13,12 @@ from gymnasium import spaces  # noqa: E402  after the skip
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper  # noqa: E402
 
 from bnorm import RunningNorm  # noqa: E402
-from bnorm.interop.gymnasium import NormalizeObservation, NormalizeReward  # noqa: E402
+from bnorm.interop.gymnasium import (  # noqa: E402
+    NormalizeObservation,
+    NormalizeReward,
+    SingleNormalizeReward,
+    VectorNormalizeObservation,
+)
 
 
 class Script(gymnasium.Env):
@@ -338,3 +343,14 @@ def test_tree_of_a_space():
     np.testing.assert_array_equal([floats(x) for x in samples][-1]["image"], z["image"])
     with pytest.raises(TypeError, match="expected arrays of floats, or a space with a Box"):
         RunningNorm.tree(spaces.Discrete(3))
+
+
+def test_what_to_subclass():
+    for base, name in ((NormalizeObservation, "Observation"), (NormalizeReward, "Reward")):
+        kind = type("Mine", (base,), {})
+        message = f"^Mine: expected a subclass of bnorm.interop.gymnasium.SingleNormalize{name}, or of VectorNormalize"
+        with pytest.raises(TypeError, match=message):
+            kind(Script(OBS, REWARDS))
+    single, vector = (type("Mine", (base,), {}) for base in (SingleNormalizeReward, VectorNormalizeObservation))
+    assert type(single(Script(OBS, REWARDS))) is single
+    assert type(vector(SyncVectorEnv([lambda: Script(OBS, REWARDS)]))) is vector

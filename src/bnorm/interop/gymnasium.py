@@ -63,7 +63,7 @@ class NormalizeObservation(_Switch):
     """
 
     def __init__(self, env: Any, epsilon: float = 1e-8) -> None:
-        raise NotImplementedError  # `__new__` makes an object of another class
+        raise _not_to_subclass(self)  # `__new__` makes an object of another class
 
     @property
     def obs_rms(self) -> RunningNorm:
@@ -152,7 +152,7 @@ class NormalizeReward(_Switch):
     """
 
     def __init__(self, env: Any, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
-        raise NotImplementedError  # `__new__` makes an object of another class
+        raise _not_to_subclass(self)  # `__new__` makes an object of another class
 
     @property
     def return_rms(self) -> RunningNorm:
@@ -238,6 +238,15 @@ NormalizeObservation._single, NormalizeObservation._vector = SingleNormalizeObse
 NormalizeReward._single, NormalizeReward._vector = SingleNormalizeReward, VectorNormalizeReward
 for _wrapper in (NormalizeObservation, NormalizeReward):  # the name in texts, and in specs that make the wrapper again
     _wrapper._single.__name__ = _wrapper._vector.__name__ = _wrapper.__name__
+
+
+def _not_to_subclass(wrapper: _Switch) -> TypeError:
+    base = NormalizeObservation if isinstance(wrapper, NormalizeObservation) else NormalizeReward
+    names = f"Single{base.__name__}, or of Vector{base.__name__} for vectors of environments,"
+    return TypeError(
+        f"{type(wrapper).__name__}: expected a subclass of bnorm.interop.gymnasium.{names} got one of {base.__name__}, "
+        "which only makes objects of these two"
+    )
 
 
 def _unbounded(shape: Any) -> Any:
