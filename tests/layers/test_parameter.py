@@ -279,6 +279,31 @@ def test_copies_and_pickles():
     assert_same(copy.deepcopy(parameter()).grad, parameter().grad)
 
 
+class Named(Parameter):
+    """With attributes and arguments of its own."""
+
+    __slots__ = ("__dict__", "place")
+
+    def __init__(self, name, data):
+        super().__init__(data)
+        self.name, self.place = name, [1]
+
+
+def test_copies_and_pickles_of_a_subclass_have_its_attributes():
+    p = Named("scale", [1.0, 2.0])
+    for other in (copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
+        assert (type(other), other.name, other.place, other.requires_grad) == (Named, "scale", [1], True)
+        assert other.place is not p.place
+        assert_same(other, p)
+
+
+def test_formats_as_its_data():
+    assert f"{Parameter(1.5):.2f}" == "1.50"
+    assert f"{parameter()}" == str(parameter())
+    with pytest.raises(TypeError, match="ndarray"):
+        f"{parameter():.2f}"
+
+
 def test_repr_shows_the_values():
     text = repr(parameter())
     assert text.startswith("Parameter(") and "-3." in text

@@ -158,6 +158,9 @@ class Parameter(NDArrayOperatorsMixin):
     def __iter__(self) -> Iterator[Any]:
         return iter(self._data)
 
+    def __format__(self, spec: str) -> str:
+        return format(self._data, spec) if spec else str(self)
+
     def __getitem__(self, index: Any) -> Any:
         return self._data[index]
 
@@ -176,7 +179,13 @@ class Parameter(NDArrayOperatorsMixin):
         return copy.deepcopy(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        return _restored, (type(self), self._data, self._grad, self.requires_grad)
+        return _restored, (type(self), self._data, self._grad, self.requires_grad), self.__getstate__()
+
+    def __getstate__(self) -> tuple[Any, dict[str, Any]]:
+        """Return the attributes that a subclass has added: its __dict__, and those in slots."""
+        both: Any = super().__getstate__()
+        own, slots = both
+        return own, {name: value for name, value in slots.items() if name not in Parameter.__slots__}
 
     def __repr__(self) -> str:
         values = np.array2string(moved(self._data, ndarray), separator=", ", prefix="Parameter(")
@@ -188,6 +197,6 @@ def _data(a: Any) -> Any:
 
 
 def _restored(cls: type[Parameter], data: ndarray, grad: ndarray, requires_grad: bool) -> Parameter:
-    p = cls(devices.owned(data), requires_grad)
-    p._grad = devices.owned(grad)
+    p = cls.__new__(cls)  # not by its __init__, which a subclass may have with other arguments
+    p._data, p._grad, p._requires_grad = devices.owned(data), devices.owned(grad), requires_grad
     return p
