@@ -54,7 +54,7 @@ cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
                               far=9 << 20, far_maps=14 << 20, far_two=9 << 20, far_alone=9 << 19,
                               far_rows=3 << 20, looked=never, beside=1 if bn_is_zen_5() else never,
-                              early=never, paired=1 if bn_is_zen_5() else never, touched=0)
+                              early=never, paired=1 if bn_is_zen_5() else never, touched=1)
 # On AMD's processors before Zen 5, where neighbors use most of that cache.
 cdef Sizes zen_4 = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=9 << 19,
                          far=4 << 20, far_maps=3 << 20, far_two=4 << 20, far_alone=4 << 20,
@@ -62,7 +62,7 @@ cdef Sizes zen_4 = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=9 << 1
 # Where it is not: twice the size of the second-level cache, as what does not fit there might as well be in memory.
 cdef Sizes far_level = Sizes(stream=4 << 20, stream_one=4 << 20, stream_two=4 << 20,
                              far=4 << 20, far_maps=4 << 20, far_two=4 << 20, far_alone=4 << 20,
-                             far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never, touched=0)
+                             far_rows=4 << 20, looked=1 << 20, beside=never, early=never, paired=never, touched=1)
 cdef bint far_third_level = bn_far_third_level()
 cdef Sizes sizes = far_level if far_third_level else zen_4 if before_zen_5 else near_level
 
