@@ -235,15 +235,14 @@ class Statistics:
                 self.pairs[...] = np.minimum(self.seen * (self.seen - 1), np.finfo(np.float64).max)
             self.last[...] = rows
 
-    def refade(self, halflife: float | None, timed: bool) -> None:
+    def refade(self, halflife: float | None, now: float | None) -> None:
         """Continue with another half-life. Until now everything has faded by the present one, in gaps too.
 
         So a channel whose last value is k half-lives old gets a `last` that is k new half-lives before now.
-        timed: whether the clock of the stream reads times. Then now is the time of its newest value.
+        now: as the stream counts it, the time of its newest row; None if its clock counts rows.
         """
         if self.last is not None and halflife is not None and self._halflife is not None:
-            present = self.last[self.seen > 0]
-            now = float(self.rows) if not timed else float(present.max().item()) if present.size else 0.0
+            now = float(self.rows) if now is None else now
             with np.errstate(over="ignore", invalid="ignore"):
                 last = now - (now - self.last) / self._halflife * halflife
             lowest = np.finfo(np.float64).min

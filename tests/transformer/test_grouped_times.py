@@ -47,7 +47,7 @@ def check(t, x, times, halflife, weight=None, tolerance=1e-12):
     """Groups and whole, and with a prior of both, by brute force."""
     weight = np.ones(len(x)) if weight is None else weight
     ns, features = times.astype(np.int64), np.delete(x, 1, axis=1)
-    newest = ns[(weight > 0) & ~np.isnan(features).all(1)].max()
+    newest = ns.max()
     assert t.newest_time_ == newest.astype("M8[ns]")
     whole = [faded(features[:, c], ns, halflife, weight) for c in (0, 1)]
     for c in (0, 1):
@@ -96,6 +96,26 @@ def test_by_brute_force(seed, cuts, halflife, order, weighted):
     for part in np.split(np.arange(len(x)), sorted(set(cuts))):
         t.partial_fit(x[part], sample_weight=None if weight is None else weight[part], times=times[part])
     check(t, x, times, ns, weight)
+
+
+def test_a_row_without_values_ages_all_others_however_the_stream_is_cut(tmp_path):
+    """With a prior, which does not age."""
+    rows, times = np.array([[1, 1.0], [2, 5.0], [1, np.nan]]), np.array([0, 0, 100])
+
+    def of(*parts):
+        t = GroupedTransformer(by=0, halflife="20s", prior=1.0)
+        for part in map(list, parts):
+            t.partial_fit(rows[part], times=times[part])
+        return t
+
+    of([0, 1], [2]).save(tmp_path / "t.npz")
+    merged = of([0, 1]).merge(of([2])), of([2]).merge(of([0, 1])), bnorm.load(tmp_path / "t.npz")
+    for t in (of([0, 1, 2]), of([0, 1], [2]), of([2], [0, 1]), *merged):
+        assert t.newest_time_ == 100.0
+        n, (mean, var) = 2.0**-5, (3.0, 4.0)  # what is left of a value, and the whole
+        both = (n * np.array([1, 5]) + mean) / (n + 1)
+        std = np.sqrt((var + (mean - both) ** 2 + n * ([1, 5] - both) ** 2) / (n + 1))
+        np.testing.assert_allclose(t.transform([[1, 7.0], [2, 7.0]])[:, 0], (7 - both) / std, rtol=1e-13)
 
 
 def test_each_group_is_a_transformer_of_its_rows():

@@ -16,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 import bnorm
 from bnorm import BatchNormTransformer, partial_fit_pipeline
+from bnorm.files import container
 from bnorm.transformer import times as of_times
 from bnorm.transformer.durations import nanoseconds
 from interrupts import interrupted
@@ -159,6 +160,47 @@ def test_every_nanosecond_counts_over_decades(cut):
     ends = np.array([-(2**63) + 1, 2**63 - 1]).view("M8[ns]")  # their difference is beyond int64
     t = BatchNormTransformer(halflife="1d").fit(x[:2], times=ends)
     np.testing.assert_array_equal(t.mean_, x[1])
+
+
+@pytest.mark.parametrize("call", ["partial_fit", "merge"])
+def test_an_error_far_ahead_in_time_leaves_the_clock_alone(call):
+    """The zero of the clock would have moved, which rounds the times of earlier values."""
+    t = BatchNormTransformer(halflife="1us", history=5)
+    t.partial_fit([[1.0], [2.0]], sample_weight=[1e308, 1], times=START + np.array([0, 100]).astype("m8[ns]"))
+    later = (START + np.timedelta64(200 * 365, "D"))[None]
+    other = BatchNormTransformer(halflife="1us").fit([[3.0]], sample_weight=[1.5e308], times=later)
+    before = state_of(t) | {"newest": t.newest_time_}
+    with pytest.raises(ValueError, match="infinity" if call == "partial_fit" else "float64 can hold"):
+        t.merge(other) if call == "merge" else t.partial_fit([[np.inf]], times=later)
+    assert str(state_of(t) | {"newest": t.newest_time_}) == str(before)
+
+
+def test_a_row_without_values_is_the_newest_however_the_stream_is_cut(tmp_path):
+    x, times = np.array([[1.0], [np.nan]]), np.array([0, 100])
+
+    def of(*parts, **given):
+        return learned({"halflife": "10s"} | given, x, times, [list(part) for part in parts])
+
+    of([0], [1]).save(tmp_path / "t.npz")
+    streams = [of([0, 1]), of([0], [1]), of([1], [0]), of([0]).merge(of([1])), of([1]).merge(of([0]))]
+    for t in [*streams, bnorm.load(tmp_path / "t.npz"), copy.deepcopy(of([0], [1]))]:
+        assert t.newest_time_ == 100.0
+        t.set_params(halflife="100s").partial_fit([[3.0]], times=[100])  # until 100 s the half-life was 10 s
+        np.testing.assert_allclose(t.mean_, (2.0**-10 + 3) / (2.0**-10 + 1), rtol=1e-14)
+    np.testing.assert_array_equal(of([0], [1], history=4).history_.times, [0, 100])
+
+
+def test_the_file_of_a_version_that_did_not_keep_the_newest_time(tmp_path):
+    path, t = tmp_path / "t.npz", BatchNormTransformer(halflife="10s").fit([[1.0], [2.0]], times=[0, 100])
+    t.save(path)
+    config, entries = container.read("test", path)
+    del config["times"]["latest"]
+    arrays = {name: entry.array() for name, entry in entries.items()}
+    container.write("test", path, config, arrays)
+    assert bnorm.load(path).newest_time_ == 100.0
+    container.write("test", path, config | {"times": config["times"] | {"latest": 100.0}}, arrays)
+    with pytest.raises(ValueError, match="damaged"):
+        bnorm.load(path)
 
 
 def test_merge_ages_by_a_half_life_that_has_changed_since():
@@ -312,5 +354,5 @@ def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):
         if not interrupted(partial(t.partial_fit, x[4:], times=seconds([90, 91, 92, 93])), n):
             break
         assert meaning(t) in (meaning(first), meaning(after)), n
-        found.add((meaning(t) == meaning(after), t._state.zero == after._state.zero))
-    assert found == {(False, False), (False, True), (True, True)}
+        found.add((meaning(t) == meaning(after), t._state.zero == after._state.zero, t.newest_time_))
+    assert found == {(False, False, first.newest_time_), (True, True, after.newest_time_)}

@@ -137,9 +137,9 @@ class Learned:
         if fitted.sums is not None:
             fitted.add(Moments.merge([piece.sums for piece in pieces]), rows, 1, weighted)
         else:
-            if newest := [piece.newest for piece in pieces if piece.newest is not None]:
-                fitted.count_from(max(newest))
-            fitted.learn([step for piece in pieces for step in piece.since(fitted.zero)], weighted)
+            newest = max((piece.newest for piece in pieces if piece.newest is not None), default=None)
+            with fitted.counting_until(newest):
+                fitted.learn([step for piece in pieces for step in piece.since(fitted.zero)], weighted)
         self._stretch([piece.extremes for piece in pieces])
         self.rows += rows
         if self.missing is not None:

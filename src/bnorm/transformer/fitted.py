@@ -4,7 +4,8 @@ A transformer and the command learn by the same calls of `Fitted`. It has no lay
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import starmap
 from operator import call
 from typing import Any
@@ -46,6 +47,7 @@ class Fitted:
     told      whether the user has been warned that batches of one row have no variance
     timed     whether rows fade, or leave the window, by their times
     zero      the zero of the clock that reads these times; None before the first
+    latest    if rows fade by their times, that of the newest row; None if only the statistics show it
     window    the rows that count, or None if all do
     """
 
@@ -58,6 +60,7 @@ class Fitted:
         self.timed = is_duration(halflife) or is_duration(window)
         self.statistics.still = self.timed or window is not None
         self.zero: Zero | None = None
+        self.latest: int | None = None
         self.history = None if p["history"] is None else History(p["history"])
         self.weighted = self.told = False
         self.sums: Any = None
@@ -87,12 +90,19 @@ class Fitted:
 
     @property
     def newest(self) -> int | None:
-        """The time of the newest row with a value; None if the clock counts rows."""
+        """The time of the newest row, with or without values; None if the clock counts rows."""
         if self.zero is None:
             return None
         if self.window is not None:
             return self.window.latest
-        return None if self.statistics.last is None else self.zero.newest(self.statistics)
+        return self.zero.newest(self.statistics) if self.latest is None else self.latest
+
+    @property
+    def now(self) -> float | None:
+        """The time of the newest row, as the stream counts it; None if its clock counts rows."""
+        if not self.timed:
+            return None
+        return 0.0 if self.zero is None or self.newest is None else float(self.newest - self.zero.origin)
 
     def begin(self, x: Table, weight: Any, times: Times | None = None) -> None:
         """Start from a complete table, whose rows all weigh the same unless they have times."""
@@ -115,11 +125,11 @@ class Fitted:
                 return self.add(sums, x.rows, 1, weight is not None)
             if times is not None and self.zero is not None:
                 self.zero.check(tables.WHO, times)
-                self.count_from(times.newest)
-            if self.window is not None:
-                self._slide(self.window, x, weight, times)
-            else:
-                self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
+            with nullcontext() if times is None else self.counting_until(times.newest):
+                if self.window is not None:
+                    self._slide(self.window, x, weight, times)
+                else:
+                    self.learn(self.steps(x, weight, times), weight is not None, x.refuse_infinity)
         except Exception as error:
             self.weighted = before
             if isinstance(error, TooLarge):
@@ -175,14 +185,29 @@ class Fitted:
             return clock_of(halflife)
         return times.clock(halflife, self._checked(times).origin)
 
-    def count_from(self, newest: int) -> None:
-        """Move the zero of the clock to this time if it is so much later that differences would be rounded."""
-        zero, statistics = self.zero, self.statistics
-        if zero is None or statistics.last is None or (later := zero.until(newest)) is zero:
-            return
-        trial = statistics.copy()
-        trial.last = np.add(statistics.last, float(zero.origin - later.origin), out=trial.last)
-        at_once(self.taking(trial, {"zero": later}))
+    @contextmanager
+    def counting_until(self, newest: int | None) -> Iterator[None]:
+        """Count until this time in a block that learns rows, the newest of which has this time; None without times.
+
+        The zero of the clock moves to it if it is so much later that differences would be rounded. Unless the block
+        learns something, both are as before after it.
+        """
+        mine, batches = self.statistics, self.statistics.batches
+        undo: list[Any] = [(self.__dict__.update, {"zero": self.zero, "latest": self.latest})]
+        try:
+            if newest is not None and mine.last is not None:
+                after: dict[str, Any] = {"latest": newest if self.newest is None else max(newest, self.newest)}
+                calls: list[Any] = [(self.__dict__.update, after)]
+                if self.zero is not None and (later := self.zero.until(newest)) is not self.zero:
+                    undo.append((mine.last.__setitem__, ..., mine.last.copy()))
+                    calls.append((np.add, mine.last, float(self.zero.origin - later.origin), mine.last))
+                    after["zero"] = later
+                at_once(calls)
+            yield
+        except BaseException:
+            if mine.batches == batches:
+                at_once(undo)
+            raise
 
     def learn(self, steps: Sequence[Step], weighted: bool, suspect: Callable[[], None] = lambda: None) -> None:
         """Update by the steps of one batch, as `Statistics.learn` does. weighted: whether there were sample weights."""
@@ -212,12 +237,10 @@ class Fitted:
                 after = after.moved(rows)
             self._show(after, its.rows, its.batches)
         else:
-            later = None
-            if self.zero is not None and other.zero is not None and other.newest is not None:
-                self.count_from(other.newest)
-                later = float(other.zero.origin - self.zero.origin)
             try:
-                mine.merge(its, later)
+                with self.counting_until(other.newest):
+                    zero, late = self.zero, other.zero
+                    mine.merge(its, None if zero is None or late is None else float(late.origin - zero.origin))
             except FloatingPointError as error:
                 raise ValueError(
                     f"{tables.WHO}: merge: expected statistics that float64 can hold together: {error}"
@@ -240,7 +263,7 @@ class Fitted:
 
     def besides(self) -> dict[str, Any]:
         """Return the attributes that belong to the state beside the statistics."""
-        names = ("history", "weighted", "told", "sums", "zero", "window")
+        names = ("history", "weighted", "told", "sums", "zero", "latest", "window")
         return {name: getattr(self, name) for name in names}
 
     def _follow(self, sums: Any, rows: int, batches: int) -> None:

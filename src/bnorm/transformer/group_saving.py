@@ -15,7 +15,7 @@ from bnorm.transformer import key_index
 from bnorm.transformer.durations import is_duration, text
 from bnorm.transformer.fitted import ticks
 from bnorm.transformer.groups import Groups
-from bnorm.transformer.saving import checked, stored_name, zero_of
+from bnorm.transformer.saving import checked, stored_name, stored_times, times_of
 
 CLASS = "GroupedTransformer"
 PARAMETERS = ("by", "unseen", "prior", "keep_keys", "momentum", "halflife", "eps")
@@ -90,7 +90,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         "weighted": bool(groups.weighted),
     }
     if groups.zero is not None:
-        config["times"] = groups.zero._asdict()
+        config["times"] = stored_times(groups.zero, groups.latest)
     own = {stored_name(name): groups.row(name) for name in groups.arrays}
     whole = {stored_name(name): a for name, a in groups.whole.arrays().items()}
     checked({name: a.reshape(-1) for name, a in own.items()}, groups.whole)
@@ -133,7 +133,7 @@ def restored(config: Config, entries: Mapping[str, Entry]) -> Stored:
     checked({stored_name(name): a for name, a in groups.whole.arrays().items()}, groups.whole)
     groups.whole.counters[...] = counted(config["counted"])
     if is_duration(parameters["halflife"]):
-        groups.zero = zero_of(**config["times"])
+        groups.zero, groups.latest = times_of(**config["times"])
     groups.batches, groups.weighted = counted([config["batches"], 0, 0, 0])[0], flag(config["weighted"])
     return Stored(parameters, groups, places, columns, names)
 

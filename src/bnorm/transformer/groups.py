@@ -26,6 +26,7 @@ class Groups:
 
     way     momentum and half-life, as they were given
     zero    the zero of the clock that reads the times of rows; None before the first
+    latest  if rows fade by their times, that of the newest row; None if only the statistics show it
     """
 
     def __init__(self, columns: int, channels: int, momentum: float | None, halflife: Any) -> None:
@@ -33,6 +34,7 @@ class Groups:
         self.channels, self.momentum, self.halflife = channels, momentum, ticks(halflife)
         self.way = momentum, halflife
         self.zero: Zero | None = None
+        self.latest: int | None = None
         self.whole = self._empty(1)
         self.arrays: dict[str, ndarray] = {  # (at least G, C): there may be memory for more groups
             name: a.reshape(1, channels)[:0] for name, a in self._empty(1).arrays().items()
@@ -65,8 +67,10 @@ class Groups:
 
     @property
     def newest(self) -> int | None:
-        """The time of the newest row with a value; None if rows have no times."""
-        return None if self.zero is None else self.zero.newest(self.whole)
+        """The time of the newest row, with or without values; None if rows have no times."""
+        if self.zero is None:
+            return None
+        return self.zero.newest(self.whole) if self.latest is None else self.latest
 
     def begin(self, who: str, batch: Batch, names: list[str]) -> None:
         """Start from a complete table, whose rows all weigh the same unless they have times. To be called once."""
@@ -84,7 +88,8 @@ class Groups:
     def move(self, who: str, batch: Batch, names: list[str]) -> None:
         """Update by one batch of the stream."""
         at = self.index.find(who, batch.keys, names)
-        zero, past, ahead = self._clock(who, batch.zero, batch.zero and batch.zero.origin)
+        newest = batch.zero and batch.zero.origin
+        zero, past, ahead = self._clock(who, batch.zero, newest)
         some, whole, last = _later(self.of(at), past), _later(self.whole.copy(), past), None
         lengths = np.where(at >= 0, self.lengths[at], 0) if len(self.lengths) else np.zeros(len(at), np.int64)
         if batch.last is not None:
@@ -94,7 +99,7 @@ class Groups:
         whole.learn([step._replace(end=ahead) for step in batch.whole] if zero else batch.whole)
         if len(at):
             some.move(batch.parts.reshape(4, -1), seen, pairs, last, finite=False)
-        besides = {"whole": whole, "zero": zero, "batches": self.batches + 1}
+        besides = {"whole": whole, "zero": zero, "latest": self._latest(newest), "batches": self.batches + 1}
         self._set(batch.keys, at, some, lengths + batch.lengths, past, weighted=batch.weighted, **besides)
 
     def merge(self, who: str, other: "Groups", names: list[str]) -> None:
@@ -112,7 +117,8 @@ class Groups:
             mine.merge(theirs)
         whole.merge(other.whole, ahead if zero else None)
         grown = lengths if self.halflife is not None else lengths + np.where(old, rows, 0)
-        besides = {"whole": whole, "zero": zero, "batches": self.batches + other.batches}
+        besides = {"whole": whole, "zero": zero, "latest": self._latest(other.newest)}
+        besides["batches"] = self.batches + other.batches
         self._set(its, at, mine, grown, past, weighted=other.weighted, **besides)
 
     def batch(self) -> Batch:
@@ -139,6 +145,11 @@ class Groups:
         zero = before.until(newest)
         column = its.column or zero.column
         return zero._replace(column=column), float(before.origin - zero.origin), float(its.origin - zero.origin)
+
+    def _latest(self, newest: int | None) -> int | None:
+        """Return the time of the newest row after rows until `newest`."""
+        found = [time for time in (self.newest, newest) if time is not None]
+        return max(found, default=None)
 
     def _set(
         self,

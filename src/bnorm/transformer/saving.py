@@ -122,7 +122,7 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
         config["history"] = {"every": history.every, "batches": history.batches}
         arrays |= dict(zip((*MOMENTS, TIMES), map(_stacked, zip(*history.moments, strict=True)), strict=False))
     if state.zero is not None:
-        config["times"] = state.zero._asdict()
+        config["times"] = stored_times(state.zero, state.latest)
     rows: dict[str, ndarray] = {}
     if state.window is not None:
         config["window"], rows = stored_window.stored(state.window)
@@ -180,7 +180,7 @@ def _restore(
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
         state.sums = restored
     if state.timed and "times" in config:
-        state.zero = zero_of(**config["times"])
+        state.zero, state.latest = times_of(**config["times"])
     if state.window is not None:
         state.window = stored_window.restored(state.window, config["window"], rows, len(seen))
         if state.window.parts is not None and (state.window.parts[0] != seen).any():
@@ -247,12 +247,18 @@ def _recall(state: Fitted, given: Any, recorded: Mapping[str, ndarray]) -> None:
         history.moments = [TimedMoment(*m[:3], int(time)) for m, time in zip(history.moments, times, strict=True)]
 
 
-def zero_of(kind: Any, origin: Any, column: Any) -> Zero:
-    """Return the zero of a clock that reads times, checked."""
+def stored_times(zero: Zero, latest: int | None) -> dict[str, Any]:
+    """Return the entry of the configuration for the zero of a clock and the time of the newest row, if it is known."""
+    return zero._asdict() | ({} if latest is None else {"latest": latest})
+
+
+def times_of(kind: Any, origin: Any, column: Any, latest: Any = None) -> tuple[Zero, int | None]:
+    """Return the zero of a clock and the time of the newest row, checked. Files of older versions lack the latter."""
     good = kind in KINDS and type(origin) is int and abs(origin) < 2**63
+    good = good and (latest is None or (type(latest) is int and abs(latest) < 2**63))
     if not good or not (column is None or type(column) is str):
-        raise ValueError(f"times: {(kind, origin, column)!r:.80}")
-    return Zero(kind, origin, column)
+        raise ValueError(f"times: {(kind, origin, column, latest)!r:.80}")
+    return Zero(kind, origin, column), latest
 
 
 def stored_name(name: str) -> str:

@@ -141,7 +141,7 @@ class State(Fitted):
         if self.statistics.momentum != momentum:
             self.statistics.momentum = momentum
         if self.statistics.halflife != halflife:
-            self.statistics.refade(halflife, self.timed)
+            self.statistics.refade(halflife, self.now)
         if history != (self.history and self.history.limit):
             self.keep(history)
 

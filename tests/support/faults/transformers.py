@@ -167,7 +167,7 @@ FAULTS = {
         (
             "a gap fades by the half-life that comes after it",
             "transformer/state.py",
-            "            self.statistics.refade(halflife, self.timed)\n",
+            "            self.statistics.refade(halflife, self.now)\n",
             "            self.statistics.halflife = halflife\n",
             "tests/transformer/test_state.py::test_a_changed_half_life_is_that_of_later_rows",
         ),
