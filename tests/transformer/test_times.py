@@ -137,6 +137,22 @@ def test_one_value_and_many_that_are_older(gap):
     np.testing.assert_allclose(late.mean_, sorted_.mean_, rtol=1e-14)
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_one_value_beside_weights_too_light_for_ddof(weight, order):
+    """The divisor would be negative, so it is the weight, as for any other values. The last row has no value."""
+    x, times, w = np.array([[1.0], [2.0], [4.0], [3.0], [np.nan]]), np.r_[0, 0, 0, -30, 1], np.r_[[weight] * 3, 1, 1]
+    t, parts = BatchNormTransformer(halflife="10s", ddof=1), [slice(0, 3), slice(3, 5)]
+    for part in (parts[i] for i in order):
+        t.partial_fit(x[part], sample_weight=w[part], times=times[part])
+    x, times, w = x[:4], times[:4], w[:4]
+    fade = w * 2.0 ** (times / 10)
+    left = fade.sum() - (fade * 2.0 ** (times / 10)).sum() / fade.sum()
+    mean = fade @ x[:, 0] / fade.sum()
+    np.testing.assert_allclose(t.mean_, mean, rtol=1e-13)
+    np.testing.assert_allclose(t.var_, fade @ (x[:, 0] - mean) ** 2 / (left if left > 0 else fade.sum()), rtol=1e-12)
+
+
 def test_a_feature_that_was_seen_long_ago_is_remembered():
     x = table(5)
     x[1:, 1] = np.nan

@@ -281,7 +281,7 @@ BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
     const int early = joined && age < 0.0 && s.pairs == 0.0 && old_m2 == 0.0;
     const double n = early ? b.count : s.weight, k = early ? s.weight : b.count;
     const double m2 = early ? b.m2 : old_m2, pairs = early ? b.pairs : s.pairs, h = early ? f : g;
-    const double var = (m2 * (n * h + k) + d * d * n * k) / (pairs * h + 2.0 * n * k);
+    const double left = pairs * h + 2.0 * n * k, var = (m2 * (n * h + k) + d * d * n * k) / left;
     s.weight = s.weight * g;
     s.pairs = s.pairs * g * g;
     s.last = f == 1.0 ? b.last : s.last;
@@ -289,7 +289,7 @@ BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
     b.m2 = b.m2 * f;
     b.pairs = b.pairs * f * f;
     s = bn_pool(s, b, r);
-    s.var = late || early ? var : s.var;
+    s.var = (late || early) && left > 0.0 ? var : s.var;
     if (joined && s.pairs >= 0.0 && s.pairs < BN_FAINT * s.weight * s.weight)
         s.pairs = bn_most(BN_FAINT * s.weight * s.weight);
     return s;

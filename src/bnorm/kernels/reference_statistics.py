@@ -211,10 +211,11 @@ def _fade(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dic
     n, k, d = s["weight"], b["count"], b["mean"] + b["low"] - (s["mean"] + s["low"])
     m2 = s["var"] * divisor(n, s["pairs"])
     unbiased = (n > 0) & (divisor(np.ones(1) * 2, np.zeros(1)) != divisor(np.ones(1) * 2, np.ones(1) * 4))
-    late = (m2 * (n * f + k) + d**2 * n * k) / (s["pairs"] * f + 2 * n * k)
-    early = (b["m2"] * (k * g + n) + d**2 * n * k) / (b["pairs"] * g + 2 * n * k)
-    after["var"] = np.where(unbiased & (g == 1) & (b["pairs"] == 0) & (b["m2"] == 0), late, after["var"])
-    after["var"] = np.where(unbiased & (g < 1) & (s["pairs"] == 0) & (m2 == 0), early, after["var"])
+    late, early = s["pairs"] * f + 2 * n * k, b["pairs"] * g + 2 * n * k  # divisors
+    is_late = unbiased & (g == 1) & (b["pairs"] == 0) & (b["m2"] == 0) & (late > 0)
+    is_early = unbiased & (g < 1) & (s["pairs"] == 0) & (m2 == 0) & (early > 0)
+    after["var"] = np.where(is_late, (m2 * (n * f + k) + d**2 * n * k) / late, after["var"])
+    after["var"] = np.where(is_early, (b["m2"] * (k * g + n) + d**2 * n * k) / early, after["var"])
     faint = np.minimum(2.0**-400 * after["weight"] ** 2, np.finfo(np.float64).max)
     after["pairs"] = np.where(unbiased & (after["pairs"] >= 0) & (after["pairs"] < faint), faint, after["pairs"])
     return after

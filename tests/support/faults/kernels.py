@@ -78,7 +78,7 @@ FAULTS = {
         (
             "of two late values one counts as old",
             FORMULAS,
-            "    s.var = late || early ? var : s.var;\n",
+            "    s.var = (late || early) && left > 0.0 ? var : s.var;\n",
             "    s.var = late ? var : s.var;\n",
             "tests/transformer/test_state.py tests/transformer/test_times.py tests/kernels/test_running.py tests/transformer/test_stream.py",
         ),
