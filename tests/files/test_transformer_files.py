@@ -141,3 +141,33 @@ def test_saving_that_fails_changes_nothing(tmp_path):
     assert t.layer_.eps == 0.0
     t.set_params(halflife=5.0, eps=0.0, history=8).save(path)
     assert path.read_bytes() == kept.read_bytes()
+
+
+def _train(layer):
+    layer.train()(X[:40, [0, 2]])
+
+
+def _pool(layer):
+    with layer.train().pooled_stats():
+        layer(X[:40, [0, 2]])
+
+
+@pytest.mark.parametrize("change", [_train, _pool, lambda layer: layer.reset_running_stats()])
+@pytest.mark.parametrize("parameters", [{"momentum": None, "exact": True}, {"window": 7}, {"window": "9s"}])
+def test_what_a_layer_has_counted_is_not_saved_beside_the_sums_of_rows(tmp_path, parameters, change):
+    """The next batch would undo it."""
+    x, times = X[:60, [0, 2]], np.arange(60.0)
+
+    def learned():
+        t = BatchNormTransformer(**parameters)
+        return t.fit(x[:50], times=times[:50] if parameters == {"window": "9s"} else None)
+
+    t, plain = learned(), learned()
+    change(t.layer_)
+    t.save(tmp_path / "t.npz")
+    back = bnorm.load(tmp_path / "t.npz")
+    assert_same(back.transform(x), plain.transform(x))
+    for each in (t, back, plain):
+        each.partial_fit(x[50:], times=times[50:] if parameters == {"window": "9s"} else None)
+    assert_same(back.transform(x), plain.transform(x))
+    check_same(back, t)

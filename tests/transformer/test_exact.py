@@ -68,6 +68,20 @@ def test_forgetting_more_rows_than_were_learned():
         t.forget([[np.nan]] * 2)
 
 
+@pytest.mark.parametrize(
+    "change", [lambda layer: layer.train()(np.ones((50, 4))), lambda layer: layer.reset_running_stats()]
+)
+def test_rows_that_a_layer_has_counted_are_undone_too(change):
+    t = exact(history=9).fit(X[:300])
+    change(t.layer_)
+    with pytest.raises(ValueError, match="expected at most 300 rows, got 301"):
+        t.forget(np.full((301, 4), np.nan))
+    t.partial_fit(X[300:])
+    check(t)
+    assert t.n_batches_seen_ == 2 and t.history_.rows.tolist() == [300, 400]
+    assert (t.forget(X[:350]).n_samples_seen_ == F.moments(X[350:], exact=True, skipna=True).count).all()
+
+
 def test_forgetting_what_was_never_learned_changes_nothing():
     t = exact().fit(X)
     before = pickle.dumps(t._state.statistics.arrays())

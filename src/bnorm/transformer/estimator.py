@@ -99,7 +99,7 @@ class BatchNormTransformer(
         Whether to keep sums as integers, with ``momentum=None``. Then the fitted statistics do not depend, to the bit,
         on the order of the rows, on batches, chunks, threads or machines; `forget` takes rows out again, and `digest`
         is the same for the same rows. Sample weights must be integers. It works on the CPU only. Updates of `layer_`
-        in training mode are undone by the next batch.
+        in training mode are undone by the next batch, and are not saved.
 
     Attributes
     ----------

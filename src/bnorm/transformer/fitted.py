@@ -42,6 +42,7 @@ class Fitted:
     parameters: those of a transformer, by name.
 
     sums      the ExactMoments from which the statistics are rounded; None if they are not exact
+    summed    the numbers of rows and of batches in the sums: a layer may change those of the statistics
     history   the record of the stream, or None
     weighted  whether there were sample weights, so that counts need not be integers
     told      whether the user has been warned that batches of one row have no variance
@@ -64,6 +65,7 @@ class Fitted:
         self.history = None if p["history"] is None else History(p["history"])
         self.weighted = self.told = False
         self.sums: Any = None
+        self.summed = 0, 0
         self.window: Window | None = None
         if window is not None:
             if type(mean) is not ndarray:
@@ -216,21 +218,21 @@ class Fitted:
 
     def add(self, sums: Any, rows: int, batches: int, weighted: bool) -> None:
         """Add rows to exact statistics, given by their exact moments."""
-        self._follow(self.sums + sums, self.statistics.rows + rows, self.statistics.batches + batches)
+        self._follow(self.sums + sums, self.summed[0] + rows, self.summed[1] + batches)
         self._count(weighted)
 
     def forget(self, sums: Any, rows: int) -> None:
         """Take rows out of exact statistics, given by their exact moments."""
         left = self.sums - sums
-        if rows > self.statistics.rows:  # the sums do not show this if some rows have no values
-            raise ValueError(f"{tables.WHO}: forget: expected at most {self.statistics.rows} rows, got {rows}")
-        self._follow(left, self.statistics.rows - rows, self.statistics.batches)
+        if rows > self.summed[0]:  # the sums do not show this if some rows have no values
+            raise ValueError(f"{tables.WHO}: forget: expected at most {self.summed[0]} rows, got {rows}")
+        self._follow(left, self.summed[0] - rows, self.summed[1])
 
     def merge(self, other: "Fitted") -> None:
         """Merge the statistics of another stream, on the same device."""
         mine, its = self.statistics, other.statistics
         if self.sums is not None:
-            self._follow(self.sums + other.sums, mine.rows + its.rows, mine.batches + its.batches)
+            self._follow(self.sums + other.sums, *(a + b for a, b in zip(self.summed, other.summed, strict=True)))
         elif self.window is not None and other.window is not None:
             after = self.window
             for rows in other.window.rows():
@@ -246,6 +248,19 @@ class Fitted:
                     f"{tables.WHO}: merge: expected statistics that float64 can hold together: {error}"
                 ) from None
         self.weighted |= other.weighted
+
+    def own(self) -> Statistics:
+        """Return the statistics; new ones if a layer has counted other values than those of the sums or the window."""
+        mine, parts = self.statistics, None if self.window is None else self.window.parts
+        if self.sums is not None:
+            same = (self.sums.count == mine.seen).all() and (mine.rows, mine.batches) == self.summed
+            return mine if same else exact.rounded(mine, self.sums, *self.summed)
+        if parts is None or (parts[0] == mine.seen).all():
+            return mine
+        trial = exact.emptied(mine)
+        trial.begin(parts.copy(), 0)
+        trial.counters[...] = mine.counters
+        return trial
 
     def arrange(self, order: Sequence[int]) -> None:
         """Put the channels into this order."""
@@ -263,7 +278,7 @@ class Fitted:
 
     def besides(self) -> dict[str, Any]:
         """Return the attributes that belong to the state beside the statistics."""
-        names = ("history", "weighted", "told", "sums", "zero", "latest", "window")
+        names = ("history", "weighted", "told", "sums", "summed", "zero", "latest", "window")
         return {name: getattr(self, name) for name in names}
 
     def _follow(self, sums: Any, rows: int, batches: int) -> None:
@@ -271,7 +286,7 @@ class Fitted:
             trial = exact.rounded(self.statistics, sums, rows, batches)
         except FloatingPointError as error:
             raise ValueError(f"{tables.WHO}: expected statistics that float64 can hold: {error}") from None
-        at_once(self.taking(trial, {"sums": sums}))
+        at_once(self.taking(trial, {"sums": sums, "summed": (rows, batches)}))
 
     def taking(self, statistics: Statistics, besides: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Return compiled calls, with their arguments, that take over the statistics and `besides` of a copy."""

@@ -105,7 +105,7 @@ def _empty(p: dict[str, Any], features: int, names: list[str] | None) -> Stored:
 
 def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     """The configuration and the arrays of a file; ValueError for a state that `unpacked` would refuse."""
-    state, statistics = stored.fitted, stored.fitted.statistics
+    state, statistics = stored.fitted, stored.fitted.own()
     statistics.look()
     config = {
         "class": CLASS,
@@ -178,7 +178,7 @@ def _restore(
         restored = ExactMoments._from_stored(sums)
         if restored.digest() != config["digest"] or (restored.count != seen).any():
             raise ValueError(f"exact sums of {restored.count} values, with digest {restored.digest()}")
-        state.sums = restored
+        state.sums, state.summed = restored, (state.statistics.rows, state.statistics.batches)
     if state.timed and "times" in config:
         state.zero, state.latest = times_of(**config["times"])
     if state.window is not None:
