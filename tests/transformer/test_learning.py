@@ -181,6 +181,22 @@ def test_a_plain_state_counts_its_batches_as_large_as_the_next():
     np.testing.assert_allclose([t.mean_, t.var_], [x.mean(axis=0), x.var(axis=0)], rtol=1e-12)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"halflife": 5.0}, {"halflife": 5.0, "ddof": 1}])
+@pytest.mark.parametrize("state", [lambda layer: layer.state_dict(), lambda layer: dict(layer.state_dict())])
+def test_what_has_loaded_the_state_of_a_layer_can_be_saved(tmp_path, parameters, state):
+    t = fitted(**parameters)
+    counted = t.n_samples_seen_
+    loaded = state(t.layer_)
+    t.layer_.load_state_dict(loaded)
+    assert t.n_samples_seen_ == (0 if type(loaded) is dict else counted)
+    t.save(tmp_path / "t.npz")
+    back = bnorm.load(tmp_path / "t.npz")
+    for each in (t, back):
+        each.partial_fit(table(seed=1))
+    for name in ("mean_", "var_", "n_samples_seen_"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(t, name))
+
+
 def test_a_mean_that_is_assigned_is_exact():
     """Nothing of what the old one had rounded off is left."""
     t = BatchNormTransformer(momentum=None)

@@ -245,9 +245,9 @@ class Tracking(Layer):
     def state_dict(self) -> state.StateDict:
         """Return copies of all arrays under PyTorch's names, on the device of the layer.
 
-        With momentum None the counts of values, for which PyTorch has no name, are an attribute of this dictionary,
-        which copy() and pickle keep. A layer that loads a state without counts assumes that its batches were as large
-        as the next batch.
+        With momentum None, or in a transformer, the counts of values, for which PyTorch has no name, are an attribute
+        of this dictionary, which copy() and pickle keep. A layer that loads a state without counts assumes that its
+        batches were as large as the next batch.
         """
         arrays = super().state_dict()
         if self._counts is not None:
@@ -258,7 +258,8 @@ class Tracking(Layer):
     def _counts(self) -> ndarray | None:
         """The number of values in the statistics of each channel, if they are counted."""
         running = self._running
-        return self._seen if running.momentum is None and not running.counters[UNCOUNTED] else None
+        counts = running.momentum is None or running.from_data
+        return self._seen if counts and not running.counters[UNCOUNTED] else None
 
     @property
     def _seen(self) -> ndarray | None:

@@ -18,7 +18,7 @@ from bnorm.files.container import Config, Entry
 from bnorm.kernels import moved
 from bnorm.kernels.rule import FADE
 from bnorm.layers.saving import counted, flag
-from bnorm.running import Statistics
+from bnorm.running import UNCOUNTED, Statistics
 from bnorm.transformer import durations, stored_window
 from bnorm.transformer.fitted import Fitted
 from bnorm.transformer.history import Moment, TimedMoment
@@ -157,10 +157,10 @@ def unpacked(config: Config, entries: Mapping[str, Entry]) -> Stored:
     if config["features"] != features:
         raise ValueError(f"{config['features']!r:.80} features instead of {features}")
     statistics = state.statistics
+    statistics.counters[...] = counted(config["counted"])
     checked(arrays, statistics)
     for name, a in statistics.arrays().items():
         a[...] = arrays[stored_name(name)]
-    statistics.counters[...] = counted(config["counted"])
     if stored.affine is not None:
         stored.affine = arrays[AFFINE[0]], arrays[AFFINE[1]]
     _restore(state, config, sums, rows, recorded)
@@ -277,12 +277,13 @@ def checked(arrays: Mapping[str, ndarray], statistics: Statistics) -> None:
     """
     seen, mean, var, low = (arrays[name] for name in ("seen", "running_mean", "running_var", "low"))
     weight, fades, known = arrays.get("stream_weight", seen), statistics.mode == FADE, seen > 0
+    weighs = known | (statistics.counters[UNCOUNTED] > 0)  # a layer may have loaded statistics without counts
     rules = [
         ("seen", np.isfinite(seen) & (seen >= 0), "finite numbers >= 0"),
         ("running_mean", np.isfinite(mean) | ~known, "finite numbers for features that have been seen"),
         ("running_var", (var >= 0) | (np.isnan(var) & ~known), "numbers >= 0 for features that have been seen"),
         ("low", np.isfinite(low), "finite numbers"),
-        ("stream_weight", (weight >= 0) & (known | (weight == 0)), "numbers >= 0, and 0 for features never seen"),
+        ("stream_weight", (weight >= 0) & (weighs | (weight == 0)), "numbers >= 0, and 0 for features never seen"),
     ]
     if fades:
         rules += [
