@@ -197,12 +197,32 @@ def test_what_has_loaded_the_state_of_a_layer_can_be_saved(tmp_path, parameters,
         np.testing.assert_array_equal(getattr(back, name), getattr(t, name))
 
 
-def test_a_mean_that_is_assigned_is_exact():
+def _assign(t, mean, var):
+    t.running_mean_, t.running_var_ = mean, var
+
+
+def _assign_to_layer(t, mean, var):
+    t.layer_.running_mean, t.layer_.running_var = mean, var
+
+
+def _load_into_layer(t, mean, var):
+    state = t.layer_.state_dict()
+    state["running_mean"], state["running_var"] = mean, var
+    t.layer_.load_state_dict(state)
+
+
+def _change_in_place(t, mean, var):
+    t.layer_.running_mean *= mean
+    t.layer_.running_var *= var
+
+
+@pytest.mark.parametrize("assign", [_assign, _assign_to_layer, _load_into_layer, _change_in_place])
+def test_a_mean_that_is_assigned_is_exact(assign):
     """Nothing of what the old one had rounded off is left."""
     t = BatchNormTransformer(momentum=None)
     for seed in range(5):
         t.partial_fit(1e9 + table(7, seed=seed))
-    t.running_mean_, t.running_var_ = np.zeros(4), np.zeros(4)
+    assign(t, np.zeros(4), np.zeros(4))
     t.partial_fit(np.zeros((3, 4)))
     np.testing.assert_array_equal([t.mean_, t.var_], 0)
 

@@ -104,6 +104,8 @@ class Tracking(Layer):
     @running_mean.setter
     def running_mean(self, value: "ArrayLike") -> None:
         self._write_statistics("running_mean", self._running.mean, value)
+        if self._running.low is not None:  # what the old mean had rounded off is no part of the new one
+            self._running.low[...] = 0
 
     @property
     def running_var(self) -> ndarray | Any:
@@ -271,6 +273,8 @@ class Tracking(Layer):
         running = self._running
         here = {"running_mean": running.mean, "running_var": running.var}
         changes += [state.write(here[name], a) for name, a in found.items() if name in here]
+        if "running_mean" in found and running.low is not None:
+            changes.append(state.write(running.low, 0))
         batches: Any = found.get("num_batches_tracked")
         if batches is None and running.momentum is None and here.keys() <= found.keys():
             batches = max(running.batches, 1)  # none would let the next batch replace these statistics

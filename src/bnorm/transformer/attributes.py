@@ -111,8 +111,6 @@ class Attributes(Fitting):
     @running_mean_.setter
     def running_mean_(self, value: Any) -> None:
         self.layer_.running_mean = value
-        if (low := self._state.statistics.low) is not None:
-            low[...] = 0
 
     @property
     def running_var_(self) -> ndarray:
