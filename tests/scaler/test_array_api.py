@@ -1,6 +1,7 @@
 """Tables of PyTorch and array_api_strict: seen without a copy, and given back as what they were."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -138,6 +139,36 @@ def test_weights_of_other_libraries_go_along(estimator):
         got = clone(estimator).fit(x, sample_weight=weight)
         assert_like(got.mean_, x, "mean_")
         assert_same(numpy_of(got.mean_), want.mean_)
+
+
+@every_array
+@pytest.mark.parametrize("weight", [None, np.linspace(0.0, 1.0, 50)], ids=["", "weighted"])
+def test_iterables_of_tables(kind, weight):
+    """As lists and generators, in `fit`, and in `partial_fit` before and after it."""
+    x = ARRAYS[kind](values())
+    same, w = numpy_of(x), None if weight is None else torch.from_numpy(weight)
+    ours, theirs = (BatchNormTransformer(momentum=None) for _ in range(2))
+    for step, kind_of_items in (("partial_fit", iter), ("fit", list), ("fit", iter), ("partial_fit", list)):
+        getattr(ours, step)(kind_of_items([x if w is None else (x, w)] * 2))
+        getattr(theirs, step)(kind_of_items([same if w is None else (same, weight)] * 2))
+        for name in FITTED:
+            got = getattr(ours, name)
+            assert_like(got, x, name)
+            assert_same(numpy_of(got), getattr(theirs, name), name=name, step=step)
+        assert_like(ours.transform(x), x, "transform")
+
+
+@pytest.mark.parametrize(("one", "other"), [(np, torch), (torch, np), (torch, strict)])
+def test_iterables_of_mixtures_are_refused(one, other):
+    first, second = (library.asarray(values()) for library in (one, other))
+    t = BatchNormTransformer(momentum=None).fit(first)
+    before = pickle.dumps(t)
+    for call in (partial(t.fit, [first, second]), partial(t.partial_fit, [second])):
+        with pytest.raises(ValueError, match="must use the same namespace and device"):
+            call()
+    assert pickle.dumps(t) == before
+    t.fit([second])
+    assert_like(t.mean_, second, "mean_")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # on theirs' way to an error

@@ -14,8 +14,10 @@ from sklearn import get_config
 
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS
+from bnorm.transformer.validation import is_iterable
 
 METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward", "forget")
+OF_ITERABLES = ("fit", "partial_fit")  # these take iterables of tables
 GRADIENTS = ("gamma_grad_", "beta_grad_")
 LIKE = "_like"  # the attribute of an estimator that keeps an empty array of the library it was fitted on
 
@@ -62,22 +64,43 @@ def seen(value: Any, name: str = "X") -> Any:
     return a
 
 
+def is_dispatched(X: Any) -> bool:
+    """Whether X is an array of another library that scikit-learn's dispatch lets pass."""
+    return is_foreign(X) and bool(get_config()["array_api_dispatch"])
+
+
+def like(X: Any) -> Any:
+    """Return an empty array of the library of X, if it is another one than the kernels'; otherwise None."""
+    return given_back(np.empty(0), X) if is_dispatched(X) else None
+
+
+def remember(estimator: Any, like: Any) -> None:
+    """Let the fitted attributes be arrays of this library; those of the kernels if it is None."""
+    estimator.__dict__.pop(LIKE, None)
+    if like is not None:
+        estimator.__dict__[LIKE] = like
+
+
+def check_library(call: str, name: str, fitted: Any, X: Any) -> None:
+    """Raise MixedArraysError unless X is of the library of the fitted attribute `name`, and on its device."""
+    # scikit-learn converts everything that is no array to NumPy
+    refuse_mixture(call, name, fitted, X if is_dispatched(X) or type(X) in BACKENDS else np.empty(0))
+
+
 def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
-    like = estimator.__dict__.get(LIKE)
-    foreign = is_foreign(X) and bool(get_config()["array_api_dispatch"])
+    if method.__name__ in OF_ITERABLES and is_iterable(X):  # each of its tables is looked at when it comes
+        return method(estimator, X, *args, **kwargs)
+    own, foreign = estimator.__dict__.get(LIKE), is_dispatched(X)
     begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
-    if not begins and (foreign or like is not None):
-        fitted = estimator.running_mean_ if like is None else like
-        x = X if foreign or type(X) in BACKENDS else np.empty(0)  # scikit-learn converts everything else to NumPy
-        refuse_mixture(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, x)
+    if not begins and (foreign or own is not None):
+        fitted = estimator.running_mean_ if own is None else own
+        check_library(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, X)
     if foreign:
         args, kwargs = tuple(map(seen, args)), {name: seen(value, name) for name, value in kwargs.items()}
     x = seen(X) if foreign else X
     result = method(estimator, x, *args, **kwargs)
     if begins:
-        estimator.__dict__.pop(LIKE, None)
-        if foreign:
-            estimator.__dict__[LIKE] = given_back(np.empty(0), X)
+        remember(estimator, like(X))
     if not foreign or result is estimator:
         return result
     for name in GRADIENTS:

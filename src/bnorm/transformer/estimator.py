@@ -15,7 +15,7 @@ from bnorm import arrow
 from bnorm.checks import user_level
 from bnorm.kernels.rule import AVERAGE
 from bnorm.transformer import iterables, maps, parameters
-from bnorm.transformer.array_api import AnyLibrary
+from bnorm.transformer.array_api import AnyLibrary, remember
 from bnorm.transformer.attributes import Attributes
 from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.durations import DURATION
@@ -28,7 +28,15 @@ from bnorm.transformer.sklearn_private import Interval, Options, in_container
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO, Dense, Table
 from bnorm.transformer.times import Times, of_rows, separated, without
-from bnorm.transformer.validation import check_mergeable, new_table, next_table, plain, refuse_container, table_of
+from bnorm.transformer.validation import (
+    check_mergeable,
+    is_iterable,
+    new_table,
+    next_table,
+    plain,
+    refuse_container,
+    table_of,
+)
 
 
 class BatchNormTransformer(
@@ -198,9 +206,12 @@ class BatchNormTransformer(
         -------
         self : BatchNormTransformer
         """
-        if iterables.is_iterable(X):
-            X, sample_weight = iterables.known(self, X, sample_weight, times)
-        return self._begin(X, sample_weight, times, whole=True)
+        if not is_iterable(X):
+            return self._begin(X, sample_weight, times, whole=True)
+        found, weighted, like = iterables.known(self, X, sample_weight, times)
+        self._begin(found, weighted, times, whole=True)
+        remember(self, like)
+        return self
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Update the statistics by one batch of the stream.
@@ -221,7 +232,7 @@ class BatchNormTransformer(
         -------
         self : BatchNormTransformer
         """
-        if iterables.is_iterable(X):
+        if is_iterable(X):
             iterables.learn(self, X, sample_weight, times)
             return self
         if "_state" not in self.__dict__:

@@ -1,49 +1,40 @@
 """Fitting by an iterable of tables: a generator, a reader of record batches, a loader; in the memory of one table."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from bnorm.datasets import unpacked
 from bnorm.iterating import results
-from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
+from bnorm.transformer import array_api
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.known import Known
 from bnorm.transformer.tables import WHO, Table
 from bnorm.transformer.validation import aside, new_table, next_table
 
-_OF_TABLES = ("__array__", "__array_interface__", "__dlpack__", "__dataframe__", "shape", "columns", "num_rows")
 
-
-def is_iterable(X: Any) -> bool:
-    """Whether X is neither a table nor a sequence of rows, but gives tables one by one."""
-    if type(X) is list or type(X) is tuple:
-        return bool(X) and (_is_table(X[0]) or (type(X[0]) is tuple and len(X[0]) == 2 and _is_table(X[0][0])))
-    if type(X) is ndarray or not hasattr(X, "__iter__") or isinstance(X, Sequence | Set | Mapping):
-        return False
-    return not any(hasattr(X, name) for name in _OF_TABLES) and engine_of(X) is None
-
-
-def _is_table(item: Any) -> bool:
-    """Whether an item of a list is a table, and not a row."""
-    return hasattr(item, "num_rows") or len(getattr(item, "shape", ())) == 2
-
-
-def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[Known, bool | None]:
-    """Return all tables as one, read in one pass, and whether there were weights: True or None."""
+def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[Known, bool | None, Any]:
+    """Return all tables as one, read in one pass; whether there were weights, True or None; and an empty array of
+    their library, or None.
+    """
     _refuse(sample_weight, times)
     found = aside(estimator)
-    tree, rows, weighted, first, names = Tree(), 0, None, None, None
+    tree, rows, weighted, first, names, like = Tree(), 0, None, None, None, None
 
     def moments(i: int, item: Any) -> tuple[Table, Moments, bool] | None:
-        nonlocal first, names
+        nonlocal first, names, like
         X, w = unpacked(f"{WHO}: item {i}", item, estimator.exact)
         if not _rows(X):
             return None
+        if first is None:
+            like = array_api.like(X)
+        elif array_api.is_dispatched(X) or like is not None:
+            array_api.check_library(f"{WHO}.fit()", "the first table", np.empty(0) if like is None else like, X)
+        if like is not None:
+            X, w = array_api.seen(X), array_api.seen(w, "weight")
         if first is None:
             x, names = new_table(estimator, X)
             first = x.kind
@@ -68,7 +59,7 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
     total = tree.result()
     if weighted and not total.count.any():
         raise ValueError(f"{WHO}: X: expected some weight above 0 in its pairs (table, weight), got none")
-    return Known(names, total, rows, first), weighted
+    return Known(names, total, rows, first), weighted, like
 
 
 def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:

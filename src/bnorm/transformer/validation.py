@@ -1,7 +1,7 @@
 """Validation of tables by scikit-learn's rules and with its error messages."""
 
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,21 @@ from bnorm.transformer.times import without
 DTYPES = [np.float64, np.float32, np.float16]
 INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # read without a conversion; results are float64
 READ = FLOATS.union(INTEGERS)
+_OF_TABLES = ("__array__", "__array_interface__", "__dlpack__", "__dataframe__", "shape", "columns", "num_rows")
+
+
+def is_iterable(X: Any) -> bool:
+    """Whether X is neither a table nor a sequence of rows, but gives tables one by one."""
+    if type(X) is list or type(X) is tuple:
+        return bool(X) and (_is_table(X[0]) or (type(X[0]) is tuple and len(X[0]) == 2 and _is_table(X[0][0])))
+    if type(X) is ndarray or not hasattr(X, "__iter__") or isinstance(X, Sequence | Set | Mapping):
+        return False
+    return not any(hasattr(X, name) for name in _OF_TABLES) and engine_of(X) is None
+
+
+def _is_table(item: Any) -> bool:
+    """Whether an item of a list is a table, and not a row."""
+    return hasattr(item, "num_rows") or len(getattr(item, "shape", ())) == 2
 
 
 def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
