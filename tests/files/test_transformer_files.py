@@ -171,3 +171,10 @@ def test_what_a_layer_has_counted_is_not_saved_beside_the_sums_of_rows(tmp_path,
         each.partial_fit(x[50:], times=times[50:] if parameters == {"window": "9s"} else None)
     assert_same(back.transform(x), plain.transform(x))
     check_same(back, t)
+
+
+@pytest.mark.parametrize("way", [{"halflife": 10}, {"window": 10}])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_a_default_momentum_of_any_type(tmp_path, way, kind):
+    BatchNormTransformer(momentum=kind(0.1), **way).fit(X).save(tmp_path / "t.npz")
+    assert bnorm.load(tmp_path / "t.npz").momentum == 0.1

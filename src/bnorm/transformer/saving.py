@@ -107,9 +107,12 @@ def packed(stored: Stored) -> tuple[Config, dict[str, ndarray]]:
     """The configuration and the arrays of a file; ValueError for a state that `unpacked` would refuse."""
     state, statistics = stored.fitted, stored.fitted.own()
     statistics.look()
+    parameters = {name: _plain(name, value) for name, value in stored.parameters.items()}
+    if parameters["momentum"] is not None and (state.statistics.mode == FADE or state.window is not None):
+        parameters["momentum"] = MOMENTUM  # it has no meaning, and may be a float32 that equals the default
     config = {
         "class": CLASS,
-        "parameters": {name: _plain(name, value) for name, value in stored.parameters.items()},
+        "parameters": parameters,
         "features": len(statistics.mean),
         "names": stored.names,
         "counted": statistics.counters.tolist(),
