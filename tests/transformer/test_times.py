@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import SGDRegressor
 from sklearn.pipeline import make_pipeline
 
@@ -351,6 +352,23 @@ def test_pipelines_carry_a_column_of_times(output):
     for X in (frame, x):
         with pytest.raises(ValueError, match=r"^partial_fit_pipeline: times: expected the name of one column"):
             partial_fit_pipeline(model, X, times="when")
+
+
+@pytest.mark.parametrize("t", [BatchNormTransformer(halflife="9s"), bnorm.GroupedTransformer("key", halflife="9s")])
+def test_a_column_of_times_is_among_the_names_that_a_column_transformer_gives(t):
+    pd = pytest.importorskip("pandas", reason="its frames name a column of times")
+    x, keys = table(40), [] if isinstance(t, BatchNormTransformer) else ["key"]
+    frame = pd.DataFrame({"key": np.arange(40) % 3, "ts": seconds(np.arange(40.0)), "a": x[:, 0], "b": x[:, 1]})
+    columns = ColumnTransformer([("n", t, [*keys, "ts", "a"])], remainder="passthrough").set_output(transform="pandas")
+    for part in np.split(np.arange(40), 4):
+        partial_fit_pipeline(columns, frame.iloc[part], times="ts")
+    out, alone = columns.transform(frame), columns.named_transformers_["n"]
+    assert list(out.columns) == ["n__a", *([] if keys else ["remainder__key"]), "remainder__b"]
+    np.testing.assert_array_equal(out["n__a"], alone.transform(frame[[*keys, "ts", "a"]])["a"])
+    for names in (None, [*keys, "ts", "a"], [*keys, "a"]):
+        assert alone.get_feature_names_out(names).tolist() == ["a"]
+    with pytest.raises(ValueError, match="input_features is not equal to feature_names_in_"):
+        alone.get_feature_names_out([*keys, "ts", "b"])
 
 
 def test_interrupts_while_the_zero_of_the_clock_moves(monkeypatch):

@@ -16,7 +16,7 @@ from bnorm.layers import BatchNorm1d
 from bnorm.transformer.array_api import LIKE, follow
 from bnorm.transformer.history import AnyMoment, TimedMoment, moment
 from bnorm.transformer.state import State
-from bnorm.transformer.times import stamps
+from bnorm.transformer.times import features_of, stamps
 
 
 class Fitting:
@@ -97,6 +97,23 @@ class Attributes(Fitting):
 
     def _following(self) -> AbstractContextManager[object]:
         return self._state.following(self)
+
+    def get_feature_names_out(self, input_features: Any = None) -> ndarray:
+        """The names of the columns of a result: those of the features.
+
+        Parameters
+        ----------
+        input_features : array-like of str, default=None
+            The names of the features, with that of the column of times or without; by default those of the first table,
+            or x0, x1, ...
+
+        Returns
+        -------
+        names : ndarray of str
+        """
+        self._check_fitted()
+        names: ndarray = super().get_feature_names_out(features_of(input_features, self._state.column))  # type: ignore[misc]
+        return names
 
     @property
     def layer_(self) -> BatchNorm1d:

@@ -20,7 +20,7 @@ from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys, read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
-from bnorm.transformer.times import of_rows, separated, without
+from bnorm.transformer.times import features_of, of_rows, separated, without
 from bnorm.transformer.validation import aside
 
 
@@ -293,14 +293,15 @@ class GroupedTransformer(
         Parameters
         ----------
         input_features : array-like of str, default=None
-            The names of all columns; by default those of the first table, or x0, x1, ...
+            The names of all columns, with that of the times or without; by default those of the first table, or x0,
+            x1, ...
 
         Returns
         -------
         names : ndarray of str
         """
         self._check_fitted()
-        names = check_feature_names_in(self, input_features)
+        names = check_feature_names_in(self, features_of(input_features, self._column))
         kept = range(len(names)) if self.keep_keys else [j for j in range(len(names)) if j not in self._places]
         return np.asarray(names, object)[list(kept)]
 

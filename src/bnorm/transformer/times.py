@@ -104,6 +104,11 @@ def without(X: Any, column: str | None) -> Any:
     return X.select([i for i, name in enumerate(names_of(X)) if name != column])
 
 
+def features_of(names: Any, column: str | None) -> Any:
+    """The names of the columns of a table, if they are given, without that of the times."""
+    return names if names is None or column is None else [name for name in names if name != column]
+
+
 def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | None) -> Times | None:
     """Return the times of n rows; None if `length`, the value of the parameter `name`, is not a length of time."""
     said = f"{name}={length!r}"
