@@ -64,6 +64,7 @@ def test_bad_calls_change_nothing():
         changed = copy.deepcopy(rows).set_params(window=value)
         with pytest.raises(ValueError, match="a window of 5, as this stream began"):
             changed.partial_fit(x, **({"times": seconds(at)} if value == "5s" else {}))
+    timed.set_params(window="5000ms").partial_fit(x, times=seconds(at))  # as long as before
     with pytest.raises(ValueError, match="which of the rows of two streams"):
         rows.merge(copy.deepcopy(rows))
     for other in (rows, BatchNormTransformer(window="6s").fit(x, times=seconds(at)), BatchNormTransformer().fit(x)):

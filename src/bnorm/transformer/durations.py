@@ -11,7 +11,7 @@ import numpy as np
 DURATION = (str, timedelta, np.timedelta64)  # the types of a length of time; pandas.Timedelta is a timedelta
 LONGEST = 2**63 - 1
 
-UNITS = {  # names, and nanoseconds; `text` writes the first name
+UNITS = {  # names, and nanoseconds; `in_units` writes the first name
     "d days day": 86_400 * 10**9,
     "h hours hour hr": 3_600 * 10**9,
     "min minutes minute m": 60 * 10**9,
@@ -24,6 +24,7 @@ UNITS = {  # names, and nanoseconds; `text` writes the first name
 BY_NAME = {name: unit for names, unit in UNITS.items() for name in names.split()}
 # Months and years have no fixed length, and units shorter than a nanosecond are of no use.
 OF_NUMPY = {unit: BY_NAME[unit.lower()] for unit in ("W", "D", "h", "m", "s", "ms", "us", "ns")}
+UNITLESS = np.dtype("timedelta64")
 
 NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 AMOUNT = re.compile(rf"({NUMBER})\s*([^\W\d_]+)[\s,]*")
@@ -44,13 +45,18 @@ def compared(value: Any) -> Any:
     return (nanoseconds(value), "ns") if is_duration(value) else value
 
 
-@lru_cache(maxsize=1000)
 def nanoseconds(value: Any) -> int:
     """A length of time in nanoseconds; ValueError unless it is at least one of them, and fits 64 bits."""
-    ns = _of_text(value) if isinstance(value, str) else _of_object(value)
-    if ns is None or not 1 <= round(ns) <= LONGEST:
+    hashable = not isinstance(value, np.timedelta64) or value.dtype != UNITLESS
+    if not hashable or (ns := _nanoseconds(value)) is None:
         raise ValueError(f"expected {EXPECTED}, of 1ns to 292 years, got {value!r}")
-    return round(ns)
+    return ns
+
+
+@lru_cache(maxsize=1000)
+def _nanoseconds(value: Any) -> int | None:
+    ns = _of_text(value) if isinstance(value, str) else _of_object(value)
+    return None if ns is None or not 1 <= round(ns) <= LONGEST else round(ns)
 
 
 def check(who: str, name: str, value: Any) -> None:
@@ -63,10 +69,12 @@ def check(who: str, name: str, value: Any) -> None:
 
 
 def text(value: Any) -> str:
-    """Return a length of time as a text that `nanoseconds` reads, in the largest unit that divides it."""
-    if isinstance(value, str):
-        return str(value)
-    ns = nanoseconds(value)
+    """Return a length of time as a text that `nanoseconds` reads; a text as it is."""
+    return str(value) if isinstance(value, str) else in_units(nanoseconds(value))
+
+
+def in_units(ns: int) -> str:
+    """Return nanoseconds as a text in the largest unit that divides them."""
     name, unit = next((names.split()[0], unit) for names, unit in UNITS.items() if ns % unit == 0)
     return f"{ns // unit}{name}"
 

@@ -29,7 +29,7 @@ def check(t: Any) -> None:
     """Raise an error, scikit-learn's or one of this function, if a parameter of a transformer is invalid."""
     given = _given(t)
     key = (type(t), given, *map(type, given))  # the types too, as True equals 1, but is not valid where 1 is
-    with suppress(TypeError):  # an unhashable value is refused below
+    with suppress(TypeError, ValueError):  # a value without a hash is refused below
         if key in VALID:
             return
     t._validate_params()

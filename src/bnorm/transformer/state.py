@@ -19,7 +19,7 @@ from bnorm.kernels.rule import AVERAGE, FADE, POOL
 from bnorm.layers import BatchNorm1d
 from bnorm.running import mode_of
 from bnorm.transformer import durations, maps, tables
-from bnorm.transformer.durations import is_duration
+from bnorm.transformer.durations import is_duration, nanoseconds
 from bnorm.transformer.fitted import Fitted, at_once, ticks
 from bnorm.transformer.tables import Table
 
@@ -29,7 +29,7 @@ KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FAD
 def manner(momentum: float | None, halflife: Any, window: Any) -> str:
     """Say in words how a stream weighs its rows, whether they fade by their times, and how long a window is."""
     if window is not None:
-        return f"a window of {durations.text(window) if is_duration(window) else window}"
+        return f"a window of {durations.in_units(nanoseconds(window)) if is_duration(window) else window}"
     by_time = " by their times" if is_duration(halflife) else ""
     return KINDS[mode_of(momentum, halflife)] + by_time
 

@@ -194,7 +194,9 @@ def _of_arrow(who: str, given: Any) -> tuple[ndarray, str]:
 
 
 def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
-    """A list of Python's or pandas' time stamps, or of days, which begin at midnight."""
+    """A list of Python's or pandas' time stamps, or of days, which begin at midnight; or NumPy's, as objects."""
+    if a.size and all(isinstance(v, np.datetime64) for v in a.ravel()):
+        return np.array(a.tolist()), NAIVE
     odd = [v for v in a.ravel() if not isinstance(v, date) or v != v]
     if odd or a.ndim != 1:
         raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {(odd or [a])[0]!r:.80}")
