@@ -87,7 +87,9 @@ class Bytes(io.RawIOBase):
         return self._waiting[:size]
 
     def read(self, size: int = -1) -> bytes:
-        """Return `size` bytes, fewer only at the end: readers take what they get for a complete block."""
+        """Return `size` bytes, fewer only at the end: readers take what they get for a complete block. It may be a few
+        more, where one byte of another encoding becomes several.
+        """
         if not self._waiting:
             return self._filled(size)
         found, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -102,7 +104,7 @@ class Bytes(io.RawIOBase):
         if len(found) in (0, size):
             return found  # type: ignore[no-any-return]
         parts, missing = [found], size - len(found)
-        while missing and (found := self._raw.read(missing)):
+        while missing > 0 and (found := self._raw.read(missing)):
             parts.append(found)
             missing -= len(found)
         return b"".join(parts)
