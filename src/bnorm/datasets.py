@@ -192,8 +192,9 @@ def _names(who: str, given: Iterable[Any]) -> list[str]:
 
 
 def _joined(column: Any) -> ndarray:
-    chunks = [arrow.values(chunk) for chunk in column.chunks]
-    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0), *chunks])
+    """Return a column of an Arrow table; integers stay integers, which may be larger than float64 holds."""
+    chunks = [arrow.numbers(chunk) for chunk in column.chunks if len(chunk)]
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks or [np.empty(0)])
 
 
 def _numbers(who: str, name: str, column: Any) -> ndarray:

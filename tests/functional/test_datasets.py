@@ -114,6 +114,15 @@ def test_missing_values_and_other_types_from_table_to_table():
     assert np.isnan(dataset_moments(items).mean).all()
 
 
+@pytest.mark.parametrize("split", [[], [1], [0, 1, 1]])
+def test_integers_of_tables_that_float64_does_not_hold(split):
+    pa, pl = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    parts = np.split(np.array([2**53 + 1, -(2**53)]), split)
+    table = pa.table({"a": pa.chunked_array(parts, pa.int64())})
+    for items in ([table], [pl.from_arrow(table)], [part[:, None] for part in parts]):
+        assert dataset_moments(items, exact=True).mean.tolist() == [0.5]
+
+
 def test_pytorch_loaders():
     torch = pytest.importorskip("torch")
     x = torch.arange(60.0).reshape(10, 2, 3)
