@@ -200,12 +200,14 @@ def _joined(column: Any) -> ndarray:
 def _numbers(who: str, name: str, column: Any) -> ndarray:
     """Return a column of a pandas or polars frame; missing values of extension types become NaN."""
     x: ndarray = column.to_numpy()
-    if x.dtype.kind == "O":
-        try:
-            x = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        except (TypeError, ValueError):
-            raise ValueError(f"{who}: column {name!r}: expected numbers, got {column.dtype}") from None
-    return x
+    if x.dtype.kind != "O":
+        return x
+    try:
+        if any(isinstance(value, str | bytes) for value in x):  # which NumPy would read as numbers
+            raise TypeError
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)  # type: ignore[no-any-return]
+    except (TypeError, ValueError):
+        raise ValueError(f"{who}: column {name!r}: expected numbers, got {column.dtype}") from None
 
 
 def _of_array(who: str, x: Any, axis: Any, weight: Any, options: Options) -> tuple[Moments, Moments | None]:

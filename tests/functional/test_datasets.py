@@ -198,7 +198,8 @@ def test_columns_of_one_name_are_refused():
 
 def test_tables_without_numbers_are_refused():
     pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
-    for table in (pa.table({"a": ["x"]}), pd.DataFrame({"a": ["x"]})):
+    given = ["x"], ["1", "2"], [b"1", None], [0.5, "2"]  # text of numbers is text too
+    for table in (pa.table({"a": ["1"]}), *(pd.DataFrame({"a": a}) for a in given)):
         with pytest.raises(ValueError, match="item 0: column 'a': expected numbers"):
             dataset_moments([table])
 
