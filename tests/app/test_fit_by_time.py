@@ -110,6 +110,21 @@ def test_bad_commands(tmp_path, capsys):
         assert "expected time stamps without a zone, as this stream began, got numbers of seconds" in err
 
 
+@pytest.mark.parametrize(("more", "step"), [(["--thousands", "."], 1000), ([], None)])
+def test_seconds_in_another_dialect(tmp_path, capsys, more, step):
+    """1.500 is one and a half thousand if the options say so, and no number if they say only that 1,5 is one."""
+    pytest.importorskip("pyarrow", reason="the command reads files with it")
+    (tmp_path / "x.csv").write_text("a;ts\n1;500\n2;1.500\n")
+    asked = ["--delimiter", ";", "--decimal", ",", *more, "--halflife", "1000s", "--time-column", "ts"]
+    code, _, err = run(capsys, "fit", tmp_path / "x.csv", "-o", tmp_path / "s.npz", *asked)
+    if step is None:
+        assert (code, "row 2 below the header: expected a number of seconds, as above, got '1.500'" in err) == (1, True)
+        return
+    assert code == 0, err
+    t = BatchNormTransformer(halflife="1000s").fit([[1.0], [2.0]], times=[0.0, step])
+    np.testing.assert_allclose(bnorm.load(tmp_path / "s.npz").mean_, t.mean_, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("times", "row", "expected"),
     [

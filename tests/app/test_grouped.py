@@ -166,6 +166,17 @@ def test_files_of_several_formats(command, tmp_path, files):
     np.testing.assert_allclose(one["size"], other["size"], rtol=1e-9)
 
 
+def test_keys_in_another_dialect(command, tmp_path):
+    """A key is the number that the options say, as a feature is."""
+    (tmp_path / "x.csv").write_text("k;x\n1.234;1,5\n2;1,5\n2;2,5\n")
+    german = ["--delimiter", ";", "--decimal", ",", "--thousands", "."]
+    command("fit", tmp_path / "x.csv", "--by", "k", "-o", tmp_path / "s.npz", *german)
+    assert bnorm.load(tmp_path / "s.npz").groups_.tolist() == [1234, 2]
+    command("transform", tmp_path / "x.csv", "--state", tmp_path / "s.npz", "-o", tmp_path / "y.parquet", *german)
+    y = pd.read_parquet(tmp_path / "y.parquet")
+    assert (y["k"].tolist(), y["x"].tolist()) == ([1234, 2, 2], [0.0, -1.0, 1.0])
+
+
 def test_a_key_that_is_no_number_below_those_that_are(command, tmp_path, monkeypatch):
     """The command has no option to make them text, and names none."""
     monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 1)

@@ -81,6 +81,51 @@ def test_types_of_csv(command, tmp_path, state, suffix):
     assert str(y["exact time"][0].as_py()) == "2024-02-29 10:20:30.250000"
 
 
+IN_GERMAN = {  # the same, with --decimal , --thousands .
+    "count": (["1.234", "-5", "", "12.345.678"], "int64", [1234, -5, None, 12345678]),
+    "price": (["1,50", "1.000,25", "NA", "2e3"], "double", [1.5, 1000.25, None, 2000.0]),
+    "zip": (["007", "1.234", "", "1"], "string", None),
+    "version": (["1.5", "2.10", "", "1"], "string", None),
+    "day": (["2024-02-29", "", "0001-01-01", "1999-12-31"], "date32[day]", None),
+}
+GERMAN = ["--delimiter", ";", "--decimal", ",", "--thousands", "."]
+
+
+def test_types_of_csv_in_another_dialect(command, tmp_path, state):
+    """Numbers that pass through are those that the options say: 1.234 is no 1.2."""
+    lines = [["f0", "f1", "f2", *IN_GERMAN]]
+    lines += [["1", "2", "3", *(values[i] for values, _, _ in IN_GERMAN.values())] for i in range(4)]
+    (tmp_path / "x.csv").write_text("".join(";".join(line) + "\n" for line in lines))
+    out = tmp_path / "y.parquet"
+    command("transform", tmp_path / "x.csv", "--state", state, "-o", out, *GERMAN)
+    y = read(out)
+    for name, (text, kind, values) in IN_GERMAN.items():
+        assert str(y[name].type) == kind, name
+        if kind == "string" or values:
+            assert y[name].to_pylist() == (values or text)
+
+
+@pytest.mark.parametrize(("value", "kept"), [("1.234", 1234), ("12.34", None)])
+def test_another_dialect_in_a_later_file(command, tmp_path, state, value, kept):
+    """The types are those of the first file, a Parquet file."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    first = {"f0": [1.0], "f1": [1.0], "f2": [1.0], "n": pa.array([7], pa.int32())}
+    parquet.write_table(pa.table(first), tmp_path / "1.parquet")
+    (tmp_path / "2.csv").write_text(f"f0;f1;f2;n\n1;2;3;?\n1;2;3;{value}\n")
+    out = tmp_path / "y.parquet"
+    arguments = ["transform", tmp_path / "1.parquet", tmp_path / "2.csv", "--state", state, "-o", out, *GERMAN]
+    arguments += ["--null-values", "?"]
+    if kept is None:
+        assert command.fails(*arguments).endswith(
+            f"row 2 below the header: expected int32, as in the first rows, got '{value}'"
+        )
+    else:
+        command(*arguments)
+        assert read(out)["n"].to_pylist() == [7, None, kept]
+
+
 @pytest.mark.parametrize(("name", "value"), [("number", "007"), ("number", "x"), ("day", "2024-02-30")])
 def test_a_value_unlike_the_first(command, tmp_path, state, name, value):
     column = TYPED[name][0]

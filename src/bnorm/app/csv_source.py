@@ -33,8 +33,8 @@ class CsvSource(Source):
     """A file, a pipe or standard input, compressed or not."""
 
     def __init__(self, given: Input, delimiter: str, dialect: Dialect) -> None:
-        self._delimiter, self._dialect, self._block = delimiter, dialect, BLOCK
-        self._input, self.nulls = given, dialect.nulls
+        self._delimiter, self.dialect, self._block = delimiter, dialect, BLOCK
+        self._input = given
         self._stream: Bytes | None = None  # of a pipe, which is looked at and read only once
         with ExitStack() as stack:
             first = self._looked_at(self._bytes(stack))
@@ -56,7 +56,7 @@ class CsvSource(Source):
         stream = stack.enter_context(self._input.opened())
         if codec := codec_of(stream.peek(4)):
             stream = Bytes(Unpacked(stream, codec))
-        encoding = self._dialect.encoding
+        encoding = self.dialect.encoding
         encoding = next((name for bom, name in BOMS.items() if stream.peek(2) == bom), encoding)
         if encoding.replace("_", "-").lower() not in ("utf-8", "utf8", "ascii"):
             stream = Bytes(Recoded(stream, encoding))
@@ -66,7 +66,7 @@ class CsvSource(Source):
 
     def _looked_at(self, stream: Bytes) -> bytes:
         """Return the beginning, with at least the first two lines. Make blocks large enough for such lines."""
-        size, lines = BEGINNING, 2 + self._dialect.skip_rows
+        size, lines = BEGINNING, 2 + self.dialect.skip_rows
         first = stream.peek(size)
         if b"\0" in first:
             raise DataError(f"{self._input.name}: expected text, got bytes of zero: no CSV file, or another --encoding")
@@ -75,29 +75,29 @@ class CsvSource(Source):
             first = stream.peek(size)
         if len(first) >= LONGEST and first.count(b"\n") < lines - 1:
             raise DataError(f"{self._input.name}: expected a first row that ends within {LONGEST >> 20} MiB")
-        longest = max(map(len, first.split(b"\n", lines)[self._dialect.skip_rows : lines]), default=0)
+        longest = max(map(len, first.split(b"\n", lines)[self.dialect.skip_rows : lines]), default=0)
         while self._block < min(LONGEST, 4 * longest):
             self._block *= 4
         return first
 
     def _beginning(self, first: bytes) -> tuple[list[str], list[Any]]:
         """Return the names of the columns, and the columns of the rows at the beginning."""
-        text = first.split(b"\n", self._dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
+        text = first.split(b"\n", self.dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
         if len(first) >= BEGINNING and (stop := text.rfind(b"\n")) > 0:
             text = text[: stop + 1]
         if not text.strip():
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
-        for option, mark in (("--decimal", self._dialect.decimal), ("--thousands", self._dialect.thousands)):
+        for option, mark in (("--decimal", self.dialect.decimal), ("--thousands", self.dialect.thousands)):
             if mark == self._delimiter:
-                self._refuse_between_values(option, text.partition(b"\n")[2] if self._dialect.header else text)
+                self._refuse_between_values(option, text.partition(b"\n")[2] if self.dialect.header else text)
         found = self._look(text)
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
         except UnicodeDecodeError:
             raise DataError(f"{self._input.name}: expected names of columns in UTF-8; {OTHERS}") from None
-        if not self._dialect.header:
+        if not self.dialect.header:
             names = [f"x{i}" for i in range(len(names))]
-        self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self._dialect.header)
+        self.quotes = Quotes.of(text[:LOOK], names, self._delimiter, self.dialect.header)
         return names, [column.combine_chunks() for column in found.columns]
 
     def _refuse_between_values(self, option: str, rows: bytes) -> None:
@@ -118,13 +118,13 @@ class CsvSource(Source):
             return column.type
         from pyarrow import compute  # importing it takes a tenth of the time of a small command
 
-        seen = self._dialect.as_latin_1
+        seen = self.dialect.as_latin_1
         numbers = compute.match_substring_regex(column, seen.number)
         blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *seen.nulls]))
         if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
             return pyarrow().float64()
         beginning = [text and text.encode("latin-1").decode(errors="replace") for text in column[:SHOWN].to_pylist()]
-        reasons[name] = self._dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
+        reasons[name] = self.dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
         return column.type
 
     def _far(self, first: bytes) -> bool:
@@ -166,14 +166,14 @@ class CsvSource(Source):
                 use_threads=False,
                 block_size=len(data) + 1,
                 column_names=names,
-                autogenerate_column_names=names is None and not self._dialect.header,
+                autogenerate_column_names=names is None and not self.dialect.header,
             ),
             csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
             ),
             csv.ConvertOptions(
-                null_values=self._dialect.as_latin_1.missing,
-                decimal_point=self._dialect.point,
+                null_values=self.dialect.as_latin_1.missing,
+                decimal_point=self.dialect.point,
             ),
         )
 
@@ -190,7 +190,7 @@ class CsvSource(Source):
             self._to_the_header(stream)
             pool = stack.enter_context(ThreadPoolExecutor(1))
             ahead: Future[Any] | None = None
-            header = self._dialect.header
+            header = self.dialect.header
             for block in blocks(stream, self._block, self._delimiter):
                 coming = block and pool.submit(self._parsed, block, names, numbers, header)
                 if ahead is not None:
@@ -210,7 +210,7 @@ class CsvSource(Source):
 
     def _to_the_header(self, stream: Bytes) -> None:
         """Leave out the lines before the header, and the mark that some programs put before all text in UTF-8."""
-        for _ in range(self._dialect.skip_rows):
+        for _ in range(self.dialect.skip_rows):
             size = self._block
             while (stop := stream.peek(size).find(b"\n") + 1) == 0 and len(stream.peek(size)) == size:
                 size *= 2
@@ -220,7 +220,7 @@ class CsvSource(Source):
 
     def _parsed(self, block: Any, names: Sequence[str], numbers: Sequence[str], header: bool) -> Any:
         """Return the rows of a block. Numbers that pyarrow does not understand are read as text first."""
-        in_text = {n for n in numbers if self._dialect.in_text or pyarrow().types.is_boolean(self.columns[n])}
+        in_text = {n for n in numbers if self.dialect.in_text or pyarrow().types.is_boolean(self.columns[n])}
         try:
             found = self._read_by_pyarrow(block, names, set(numbers) - in_text, header)
         except pyarrow().ArrowInvalid as error:
@@ -246,8 +246,8 @@ class CsvSource(Source):
             ),
             csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             csv.ConvertOptions(
-                null_values=self._dialect.missing,
-                decimal_point=self._dialect.point,
+                null_values=self.dialect.missing,
+                decimal_point=self.dialect.point,
                 column_types={name: pa.float64() if name in numbers else pa.string() for name in names},
                 include_columns=list(names),
             ),
@@ -262,7 +262,7 @@ class CsvSource(Source):
             column = text
             if name in in_text:
                 is_bool = pa.types.is_boolean(self.columns[name])
-                column, bad = self._dialect.numbers(_of_bools(text) if is_bool else text)
+                column, bad = self.dialect.numbers(_of_bools(text) if is_bool else text)
                 if bad is not None:
                     raise _BadRowError(bad, name, text[bad].as_py())
             columns.append(column)

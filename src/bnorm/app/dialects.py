@@ -52,6 +52,11 @@ class Dialect(NamedTuple):
         return bool(self.thousands) or self.on_error == "null" or not self.decimal.isascii()
 
     @property
+    def is_plain(self) -> bool:
+        """Whether numbers have a decimal point and no thousands separators."""
+        return self.decimal == "." and not self.thousands
+
+    @property
     def point(self) -> str:
         """The decimal point for pyarrow's reader."""
         return self.decimal if self.decimal.isascii() else "."
@@ -93,12 +98,16 @@ class Dialect(NamedTuple):
         good = pc.match_substring_regex(text, rf"{self.number}|^[-+]?(?i:inf|infinity|nan)$")
         bad = pc.index(pc.fill_null(good, True), False).as_py()
         text = pc.if_else(good, text, pa.scalar(None, pa.string()))
+        text = pc.replace_substring_regex(self.in_plain(text), r"^\+", "")
+        return text.cast(pa.float64()), None if bad < 0 or self.on_error == "null" else bad
+
+    def in_plain(self, text: Any) -> Any:
+        """Return text of numbers with a decimal point and without thousands separators."""
+        from pyarrow import compute as pc
+
         if self.thousands:
             text = pc.replace_substring_regex(text, self.between, "")
-        if self.decimal != ".":
-            text = pc.replace_substring(text, self.decimal, ".")
-        text = pc.replace_substring_regex(text, r"^\+", "")
-        return text.cast(pa.float64()), None if bad < 0 or self.on_error == "null" else bad
+        return text if self.decimal == "." else pc.replace_substring(text, self.decimal, ".")
 
     def why_text(self, column: Any) -> str:
         """Describe the text of a column to a user who expects numbers in it."""

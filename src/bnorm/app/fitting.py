@@ -20,7 +20,7 @@ from bnorm.app.ahead import alone, together
 from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
-from bnorm.app.guessing import casts
+from bnorm.app.guessing import cast, casts
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
@@ -224,14 +224,14 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _parsed(column, name, place)
+            column = _parsed(column, name, place, stream.here.dialect)
         return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
         what = str(error).removeprefix(f"{WHO}: ")
         raise DataError(f"{place.value(name, 0)} and below: {what.splitlines()[0]}") from None
 
 
-def _parsed(column: Any, name: str, place: Place) -> Any:
+def _parsed(column: Any, name: str, place: Place, dialect: Dialect) -> Any:
     """Return text as time stamps, or as numbers of seconds. name, place: for errors."""
     import pyarrow as pa
     from pyarrow import compute
@@ -244,10 +244,10 @@ def _parsed(column: Any, name: str, place: Place) -> Any:
     column = compute.utf8_trim_whitespace(column)
     for kind in kinds:
         with suppress(pa.ArrowInvalid):
-            return column.cast(kind)
+            return cast(column, kind, dialect)
 
     def fails(kind: Any, n: int) -> bool:
-        return not casts(column[:n], kind)
+        return not casts(column[:n], kind, dialect)
 
     lengths = range(1, len(column) + 1)
     good = {kind: bisect(lengths, False, key=partial(fails, kind)) for kind in kinds}

@@ -136,10 +136,10 @@ class Typed:
             return [(repr(name), column) for name, column in columns.items()]
         if self._guess is None:
             text = [name for name, kind in zip(self._names, self._index.kinds, strict=True) if kind == keys.TEXT]
-            self._guess = Guess({name: column.type for name, column in columns.items()}, source.nulls, ways_out=False)
-            self._guess.look({name: column for name, column in columns.items() if name not in text})
+            self._guess = Guess({name: column.type for name, column in columns.items()}, ways_out=False)
+            self._guess.look({name: column for name, column in columns.items() if name not in text}, source.dialect)
         typed = {name: self._guess.typed(column, name, self.stream) for name, column in columns.items()}
-        return [(repr(name), filled(column, source.nulls)) for name, column in typed.items()]
+        return [(repr(name), filled(column, source.dialect.nulls)) for name, column in typed.items()]
 
 
 class Map:

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from bnorm.app.dialects import PLAIN
 from bnorm.app.errors import DataError
 from bnorm.app.opening import Input
 from bnorm.arrow import is_number
@@ -61,10 +62,12 @@ class Source:
     doubts     what users might want to know about the way it is read
     position   rows that have been read, skipped ones included
     fraction   the fraction of the file that has been read, about
+    dialect    how text is written in it
     below      " below the header" if there is one, as errors count the rows after it
     """
 
     below = ""
+    dialect = PLAIN
 
     def __init__(
         self, given: Input, names: Sequence[str], kinds: Sequence[Any], reasons: dict[str, str] | None = None

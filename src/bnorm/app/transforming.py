@@ -182,11 +182,11 @@ def _guessed(
     """Return the types of columns that pass through, and all batches. The types may come from the first batch."""
     if not isinstance(first, CsvSource):
         return Guess({name: first.columns[name] for name in others}), batches
-    guess = Guess(dict.fromkeys(others, pyarrow().string()), first.nulls)
+    guess = Guess(dict.fromkeys(others, pyarrow().string()))
     if not writers.has_types(output) or (batch := next(batches, None)) is None:
         return guess, batches
     columns = batch.columns[len(batch.columns) - len(others) :]
-    guess.look({name: column for name, column in zip(others, columns, strict=True) if name not in text})
+    guess.look({name: column for name, column in zip(others, columns, strict=True) if name not in text}, first.dialect)
     return guess, chain([batch], batches)
 
 
