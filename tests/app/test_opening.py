@@ -1,10 +1,25 @@
 """The bytes of a file: text in other encodings, and what its beginning tells."""
 
+import bz2
 import io
 
 import pytest
 
 from bnorm.app.opening import Bytes, Recoded
+
+pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
+
+
+@pytest.fixture
+def learned(command, tmp_path):
+    """The mean of each feature of a file with this content, by name."""
+
+    def run(content, *asked):
+        (tmp_path / "x.csv").write_bytes(content)
+        command("fit", tmp_path / "x.csv", "-o", tmp_path / "s.npz", *asked)
+        return {f["feature"]: f["mean"] for f in command("show", tmp_path / "s.npz", "--json").json["features"]}
+
+    return run
 
 
 @pytest.mark.parametrize(("letter", "encoding"), [("ж", "cp1251"), ("€", "cp1252"), ("€", "utf-16")])
@@ -20,3 +35,27 @@ def test_text_of_another_encoding_is_read_as_it_is_asked_for(letter, encoding, s
         found.append(block)
     assert b"".join(found) == text
     assert all(size <= len(block) < size + 4 for block in found[:-1])
+
+
+@pytest.mark.parametrize("name", ["ORCID", "PAR1", "ARROW1", "BZh", "BZh9", "SQLite format 3"])
+def test_names_of_columns_that_are_marks_of_formats(learned, name):
+    assert learned(f"{name},age\nx,3\n".encode()) == {"age": 3.0}
+
+
+@pytest.mark.parametrize("kind", ["orc", "bz2", "parquet", "arrow"])
+def test_formats_whose_mark_is_text(command, tmp_path, learned, kind):
+    """Whatever the name of the file says."""
+    import pyarrow as pa
+    from pyarrow import feather, orc, parquet
+
+    write = {"orc": orc.write_table, "parquet": parquet.write_table, "arrow": feather.write_feather}
+    if kind == "bz2":
+        (tmp_path / "t").write_bytes(bz2.compress(b"a\n1\n2\n"))
+    else:
+        write[kind](pa.table({"a": [1.0, 2.0]}), str(tmp_path / "t"))
+    content = (tmp_path / "t").read_bytes()
+    if kind == "orc":
+        (tmp_path / "x.csv").write_bytes(content)
+        assert "got ORC" in command.fails("fit", tmp_path / "x.csv", "-o", tmp_path / "s.npz")
+    else:
+        assert learned(content) == {"a": 1.5}

@@ -54,7 +54,7 @@ class CsvSource(Source):
         if self._stream is not None:
             return self._stream
         stream = stack.enter_context(self._input.opened())
-        if codec := codec_of(stream.peek(4)):
+        if codec := codec_of(stream.peek(16)):
             stream = Bytes(Unpacked(stream, codec))
         encoding = self.dialect.encoding
         encoding = next((name for bom, name in BOMS.items() if stream.peek(2) == bom), encoding)

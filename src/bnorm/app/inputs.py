@@ -56,7 +56,7 @@ def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
             raise DataError(f"{path}: expected a suffix of {', '.join(SUFFIXES)}, got {suffix or 'none'}; "
                             "with --delimiter , any file is read as CSV")  # fmt: skip
         for magic, kind in KINDS.items():
-            if first.startswith(magic):
+            if opening.begins(first, magic):
                 return kind(given)
         return CsvSource(given, dialect.delimiter or CSV.get(suffix, ","), dialect)
     except (pa.ArrowException, OSError, UnicodeError) as error:

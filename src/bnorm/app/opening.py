@@ -22,6 +22,7 @@ REFUSED = {
     b"Obj\x01": "Avro: write the table as Parquet",
     b"ORC": "ORC: write the table as Parquet",
 }
+CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")  # bytes that no text has
 BOMS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
@@ -60,7 +61,7 @@ class Input:
     def refuse(self, first: bytes, expected: str) -> None:
         """Raise DataError if it begins like a file that cannot be read."""
         for magic, what in REFUSED.items():
-            if first.startswith(magic):
+            if begins(first, magic):
                 raise DataError(f"{self.name}: expected {expected}, got {what}")
 
     def check(self, expected: str, *magic: bytes) -> None:
@@ -163,9 +164,16 @@ def _standard_input() -> _Pipe:
     return _Pipe(sys.stdin.fileno())
 
 
+def begins(first: bytes, magic: bytes) -> bool:
+    """Whether a file, of which these are the first 16 bytes or more, is of the format that begins like this. If its mark
+    is text, as ORC is, it may be the name of a column, so one of these bytes must be none of text.
+    """
+    return first.startswith(magic) and not (magic.isascii() and CONTROLS.isdisjoint(first[:16]))
+
+
 def codec_of(first: bytes) -> str | None:
-    """The name of the compression of a file that begins with these bytes; None if there is none."""
-    return next((codec for magic, codec in PACKED.items() if first.startswith(magic)), None)
+    """The name of the compression of a file, of which these are the first 16 bytes or more; None if there is none."""
+    return next((codec for magic, codec in PACKED.items() if begins(first, magic)), None)
 
 
 def spooled(stream: Bytes) -> BinaryIO:
