@@ -37,6 +37,14 @@ def test_text_of_another_encoding_is_read_as_it_is_asked_for(letter, encoding, s
     assert all(size <= len(block) < size + 4 for block in found[:-1])
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("given", [False, True])
+def test_marks_of_encodings(learned, encoding, order, given):
+    asked = ["--encoding", encoding] if given else []
+    assert learned("\ufeffa\n1\n2\n".encode(f"{encoding}-{order}"), *asked) == {"a": 1.5}
+
+
 @pytest.mark.parametrize("name", ["ORCID", "PAR1", "ARROW1", "BZh", "BZh9", "SQLite format 3"])
 def test_names_of_columns_that_are_marks_of_formats(learned, name):
     assert learned(f"{name},age\nx,3\n".encode()) == {"age": 3.0}

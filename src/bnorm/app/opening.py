@@ -23,7 +23,12 @@ REFUSED = {
     b"ORC": "ORC: write the table as Parquet",
 }
 CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")  # bytes that no text has
-BOMS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+BOMS = {  # those of UTF-32 first: one of them begins like one of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 class Input:
