@@ -50,6 +50,13 @@ def test_names_of_columns_that_are_marks_of_formats(learned, name):
     assert learned(f"{name},age\nx,3\n".encode()) == {"age": 3.0}
 
 
+def test_zstd_that_begins_with_a_frame_to_skip(learned):
+    import pyarrow as pa
+
+    packed = pa.Codec("zstd").compress(b"a\n1\n2\n", asbytes=True)
+    assert learned(b"\x50\x2a\x4d\x18\3\0\0\0abc" + packed) == {"a": 1.5}
+
+
 @pytest.mark.parametrize("kind", ["orc", "bz2", "parquet", "arrow"])
 def test_formats_whose_mark_is_text(command, tmp_path, learned, kind):
     """Whatever the name of the file says."""

@@ -14,6 +14,7 @@ from bnorm.app.errors import DataError
 
 PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\x04\x22\x4d\x18": "lz4"}
+PACKED |= {bytes([i]) + b"\x2a\x4d\x18": "zstd" for i in range(0x50, 0x60)}  # it may begin with a frame to skip
 REFUSED = {
     b"PK\x03\x04": "a ZIP archive, as Excel's files are: unpack it, or save the table as CSV",
     b"\xfd7zXZ\x00": "a file packed by xz: xz -dc FILE | bnorm ... -",
