@@ -1,6 +1,7 @@
 """The bytes of a file: text in other encodings, and what its beginning tells."""
 
 import bz2
+import gzip
 import io
 
 import pytest
@@ -43,6 +44,17 @@ def test_text_of_another_encoding_is_read_as_it_is_asked_for(letter, encoding, s
 def test_marks_of_encodings(learned, encoding, order, given):
     asked = ["--encoding", encoding] if given else []
     assert learned("\ufeffa\n1\n2\n".encode(f"{encoding}-{order}"), *asked) == {"a": 1.5}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16", "packed"])
+def test_a_column_whose_numbers_begin_far_down(monkeypatch, learned, encoding):
+    """Where the file is looked at further down, what is not text is not taken for it."""
+    monkeypatch.setattr("bnorm.app.csv_source.BEGINNING", 1 << 10)
+    lines = [f"{i * 7919 % 100003}," for i in range(20_000)] + ["1,7"] * 5000  # random, so that it stays large
+    text = "a,b\n" + "\n".join(lines)
+    content = gzip.compress(text.encode()) if encoding == "packed" else text.encode(encoding)
+    asked = ["--encoding", encoding] if encoding == "latin-1" else []
+    assert learned(content, *asked)["b"] == 7.0
 
 
 @pytest.mark.parametrize("name", ["ORCID", "PAR1", "ARROW1", "BZh", "BZh9", "SQLite format 3"])

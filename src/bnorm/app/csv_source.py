@@ -58,6 +58,7 @@ class CsvSource(Source):
             stream = Bytes(Unpacked(stream, codec))
         encoding = self.dialect.encoding
         encoding = next((name for bom, name in BOMS.items() if stream.peek(4).startswith(bom)), encoding)
+        self._in_ascii = codec is None and "1\n".encode(encoding) == b"1\n"  # whether numbers are, at any place
         if encoding.replace("_", "-").lower() not in ("utf-8", "utf8", "ascii"):
             stream = Bytes(Recoded(stream, encoding))
         if not self._input.again:
@@ -128,7 +129,7 @@ class CsvSource(Source):
         return column.type
 
     def _far(self, first: bytes) -> bool:
-        return self._input.again and self.size > len(first) and not codec_of(first) and not first.startswith(tuple(BOMS))
+        return self._input.again and self.size > len(first) and self._in_ascii
 
     def _look_further(self, names: Sequence[str], empty: Sequence[str]) -> None:
         """Look into the file here and there for the types of columns that have no values at its beginning."""
