@@ -259,6 +259,7 @@ def test_dialects(means, text, asked, want):
         ('a,b\n1,"1,234"\n', ["b (text such as '1,234': --thousands ,)"]),
         ("a,b,c\n1,5%,$3.50\n", ["b (text such as '5%')", "c (text such as '$3.50')"]),
         ("a,on\n1,true\n", ["on (true or false)"]),
+        ("a,at\n1,0x1A\n2,0X2b\n", ["learns a", "leaves out at (text)"]),
         ("a,b\n1,€3.50\n", ["b (text such as '€3.50')"]),
         ("a;b\n1;3\u202f500\n", ["b (text such as '3\\u202f500': --thousands ' ')"]),
     ],

@@ -152,16 +152,18 @@ class CsvSource(Source):
                 kinds[name] = self._kind(name, filled, self.reasons)
         self.columns = kinds
 
-    def _look(self, text: bytes, names: Sequence[str] | None = None) -> Any:
+    def _look(self, text: bytes, names: Sequence[str] | None = None, kinds: dict[str, Any] | None = None) -> Any:
         """Return rows as a table, with columns of the types that they seem to have, without rows of another length.
+
+        kinds: the types of columns for which it is known.
 
         The bytes are read as Latin-1, in which all bytes are valid: whether they are UTF-8 matters where they are used.
         They are memory of Python's, so no thread of pyarrow may have them, see csv_blocks.
         """
         from pyarrow import csv
 
-        data = text.decode("latin-1").encode() + b"\n"
-        return csv.read_csv(
+        pa, data = pyarrow(), text.decode("latin-1").encode() + b"\n"
+        found = csv.read_csv(
             io.BytesIO(data),
             csv.ReadOptions(
                 use_threads=False,
@@ -175,8 +177,18 @@ class CsvSource(Source):
             csv.ConvertOptions(
                 null_values=self.dialect.as_latin_1.missing,
                 decimal_point=self.dialect.point,
+                column_types=kinds,
             ),
         )
+        whole = [i for i, kind in enumerate(found.schema.types) if pa.types.is_integer(kind)]
+        if kinds is None and whole and b"0x" in text.lower():  # pyarrow takes 0x1A for an integer, but not for a float
+            from pyarrow import compute
+
+            as_text = self._look(text, names, {found.schema.names[i]: pa.string() for i in whole})
+            for i in whole:
+                if compute.any(compute.match_substring(as_text.column(i), "0x", ignore_case=True)).as_py():
+                    found = found.set_column(i, as_text.schema.field(i), as_text.column(i))
+        return found
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         try:

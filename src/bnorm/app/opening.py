@@ -171,8 +171,8 @@ def _standard_input() -> _Pipe:
 
 
 def begins(first: bytes, magic: bytes) -> bool:
-    """Whether a file, of which these are the first 16 bytes or more, has the format with this mark. If the mark is text,
-    as ORC is, it may be the name of a column, so one of these bytes must be none of text.
+    """Whether a file, of which these are the first 16 bytes or more, has the format of a mark. A mark that is text, as
+    ORC is, may be the name of a column: then one of these bytes must be none of text.
     """
     return first.startswith(magic) and not (magic.isascii() and CONTROLS.isdisjoint(first[:16]))
 
