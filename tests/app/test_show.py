@@ -107,6 +107,14 @@ def test_show_a_state_of_the_library(command, tmp_path):
     assert said.endswith("l.npz: expected the state of a BatchNormTransformer or GroupedTransformer, got 'BatchNorm1d'")
 
 
+def test_a_window_does_not_say_what_was_missing_before_it(command, tmp_path):
+    x = table(200)
+    x[190, 0] = np.nan
+    bnorm.BatchNormTransformer(window=50).fit(x).save(tmp_path / "s.npz")
+    features = command("show", tmp_path / "s.npz", "--json").json["features"]
+    assert [(f["count"], f["missing"]) for f in features] == [(49, None), (50, None), (50, None)]
+
+
 @pyarrow
 def test_a_state_is_read_once(command, tmp_path, monkeypatch):
     """Whether it is of groups or not."""

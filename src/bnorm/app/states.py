@@ -76,7 +76,9 @@ class Learned:
         self.rows = int(extra.get("rows", statistics.rows))
         self.missing = _array(extra.get("missing"), np.int64, statistics.seen.shape)
         self.extremes = _array(extra.get("extremes"), np.float64, (2, *statistics.seen.shape))
-        if not stored.fitted.weighted:
+        if stored.fitted.window is not None:  # which counts its own values only
+            self.missing = None
+        elif not stored.fitted.weighted:
             whole = statistics.seen.max(initial=0) < COUNTABLE
             self.missing = self.rows - statistics.seen.astype(np.int64) if whole else None
 
