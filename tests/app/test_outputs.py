@@ -261,6 +261,24 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     assert not checkpoint.exists()
 
 
+@pytest.mark.parametrize("first", ["c.npz", "d.npz"])
+def test_an_interrupt_after_an_interrupt(command, tmp_path, monkeypatch, first):
+    """It goes on from the checkpoint that the second command wrote, whatever the first one's was."""
+    from bnorm.app import fitting
+    from bnorm.app.progress import Interrupted
+
+    def interrupted(self, pieces):
+        raise Interrupted(130)
+
+    monkeypatch.setattr(fitting.Learner, "add", interrupted)
+    fit = ["fit", write(tmp_path / "x.csv", table(100)), "-o", tmp_path / "s.npz"]
+    command.run(*fit, "--checkpoint", tmp_path / first)
+    done = command.run(*fit, "--resume", tmp_path / first, "--checkpoint", tmp_path / "c.npz")
+    again = shlex.split(done.err.splitlines()[1].removeprefix("bnorm: to continue: bnorm "))
+    last = len(again) - 1 - again[::-1].index("--resume")
+    assert (again[last + 1], again.count("--resume")) == (str(tmp_path / "c.npz"), 1 + (first != "c.npz"))
+
+
 def test_resume_of_another_command(command, tmp_path):
     data = write(tmp_path / "x.csv", table(100))
     checkpoint = tmp_path / "c.npz"

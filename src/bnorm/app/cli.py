@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bnorm: interrupted", file=sys.stderr)
         if args.goes_on:
             given = sys.argv[1:] if argv is None else list(argv)
-            more = [] if "--resume" in given else args.goes_on
+            more = [] if args.resume in (True, args.goes_on[-1]) else args.goes_on  # the last --resume counts
             print(f"bnorm: to continue: {shlex.join(['bnorm', *given, *more])}", file=sys.stderr)
         return stop.code
     except BrokenPipeError:  # the reader of the output has closed it
