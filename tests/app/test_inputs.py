@@ -338,6 +338,34 @@ def test_text_that_begins_far_down(command, tmp_path):
     assert "leaves out note (text)" in command("fit", data, "-o", tmp_path / "s.npz").told
 
 
+@pytest.mark.parametrize(
+    ("given", "asked", "want"),
+    [
+        ("d/*.csv", [], 1.5),
+        ("d/*", [], 1.5),
+        ("**/*.csv", [], 2.5),
+        ("d/_*.csv", [], 100.0),  # it finds no others
+        ("_e/*.csv", [], 1000.0),
+        ("d/*", ["--delimiter", ","], 7 / 3),
+    ],
+)
+def test_globs_leave_out_what_folders_leave_out(command, tmp_path, given, asked, want):
+    a = {
+        "d/1.csv": 1,
+        "d/2.csv": 2,
+        "d/_3.csv": 100,
+        "_e/4.csv": 1000,
+        "e/_f/4.csv": 1000,
+        "e/5.csv": 4.5,
+        "d/x.log": 4,
+    }
+    for name, value in a.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"a\n{value}\n")
+    command("fit", tmp_path / given, "-o", tmp_path / "s.npz", *asked)
+    assert command("show", tmp_path / "s.npz", "--json").json["features"][0]["mean"] == pytest.approx(want)
+
+
 def test_what_is_elsewhere(command, tmp_path):
     wants = {"https://a.b/x.csv": "curl -fsSL 'https://a.b/x.csv' | bnorm", "s3://a/x": "aws s3 cp s3://a/x - |"}
     for name, want in wants.items():

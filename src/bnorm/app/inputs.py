@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Iterator, Sequence
 from glob import glob  # pathlib's glob takes no absolute paths
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bnorm.app.opening import Input
 from bnorm.app.sources import ARROW, CSV, PACKED, PARQUET, SUFFIXES, Place, Source, pyarrow, said
 
 STDIN = "-"
+MAGIC = frozenset("*?[")  # in the names of globs
 REMOTE = {"s3": "aws s3 cp {} -", "gs": "gcloud storage cat {}", "gcs": "gcloud storage cat {}"}
 KINDS: dict[bytes, type[ParquetSource] | type[ArrowSource]] = {
     opening.PARQUET: ParquetSource,
@@ -33,7 +35,7 @@ def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
                 raise DataError("standard input: expected once, got it twice")
             found.append(source(None, dialect))
         else:
-            found += [source(path, dialect) for path in _paths(name)]
+            found += [source(path, dialect) for path in _paths(name, dialect.delimiter is not None)]
     return found
 
 
@@ -63,7 +65,8 @@ def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
         raise DataError(f"{path or 'standard input'}: {said(error)}") from None
 
 
-def _paths(name: str) -> list[Path]:
+def _paths(name: str, any_name: bool) -> list[Path]:
+    """Return the files of a name. any_name: whether a glob finds tables whatever they are called."""
     if remote := re.match(r"(\w+)://", name):
         fetch = REMOTE.get(remote[1].lower(), "curl -fsSL '{}'").format(name)
         raise DataError(f"{name}: expected a file here; {fetch} | bnorm ... - reads one from elsewhere")
@@ -77,9 +80,10 @@ def _paths(name: str) -> list[Path]:
         return inside
     if path.exists():
         return [path]
-    if any(c in name for c in "*?["):
+    if MAGIC.intersection(name):
         if matches := sorted(p for p in map(Path, glob(name, recursive=True)) if _is_file(p)):  # noqa: PTH207
-            return matches
+            given = len(list(takewhile(lambda part: not MAGIC.intersection(part), path.parts)))  # parts that are named
+            return [p for p in matches if _is_data(Path(*p.parts[given:]), any_name)] or matches
         raise DataError(f"{name}: no file matches")
     raise DataError(f"{name}: no such file or folder")
 
@@ -89,10 +93,10 @@ def _is_file(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-def _is_data(path: Path) -> bool:
+def _is_data(path: Path, any_name: bool = False) -> bool:
     """Whether a file of a folder is data: not hidden, and not one like _SUCCESS or _metadata."""
     hidden = any(part.startswith((".", "_")) for part in path.parts)
-    return not hidden and any(path.name.lower().endswith(suffix) for suffix in SUFFIXES)
+    return not hidden and (any_name or path.name.lower().endswith(SUFFIXES))
 
 
 def size_of(sources: Sequence[Source]) -> int:
