@@ -302,6 +302,24 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert said.endswith("y.csv: expected a folder to continue, as a single file begins anew")
 
 
+@pytest.mark.parametrize("given", [".", "**/*.csv"])
+def test_a_transform_goes_on_in_a_folder_that_it_reads(command, tmp_path, state, given):
+    """What it has made is no input."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder / "a.csv", X[:7])
+    bad = write(folder / "b.csv", X[:9])
+    bad.write_text(bad.read_text() + "1\n")
+    arguments = ["transform", folder / given, "--state", state, "-o", f"{folder / 'out'}/"]
+    command.fails(*arguments)
+    write(bad, X[:9])
+    assert "2 files (1 of them was done before)" in command(*arguments, "--resume").out
+    assert "2 files, " in command(*arguments, "--force").out
+    assert sorted(p.name for p in (folder / "out").iterdir()) == ["a.csv", "b.csv"]
+    said = command.fails("transform", folder / "out", "--state", state, "-o", f"{folder / 'out'}/", "--force")
+    assert said.endswith("a.csv: is read by this command, which does not write over it")
+
+
 @pytest.mark.parametrize("text", ["1\n", "[1]\n", '{"state": 1}\n5\n', '{}\n["a", 1, 2]\n', "[" * 5000 + "\n"])
 def test_a_damaged_journal(command, tmp_path, state, parts, text):
     (tmp_path / ".bnorm-transform.jsonl").write_text(text)

@@ -1,5 +1,6 @@
 """The input of a command: files, folders, globs and standard input as one stream of batches of columns."""
 
+import os
 import re
 from collections.abc import Generator, Iterator, Sequence
 from glob import glob  # pathlib's glob takes no absolute paths
@@ -26,8 +27,12 @@ KINDS: dict[bytes, type[ParquetSource] | type[ArrowSource]] = {
 }
 
 
-def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
-    """Return the sources of paths, folders and globs, in this order; files of a folder or glob are sorted by name."""
+def find(names: Sequence[str], dialect: Dialect = PLAIN, output: str | None = None) -> list[Source]:
+    """Return the sources of paths, folders and globs, in this order; files of a folder or glob are sorted by name.
+
+    output: a folder that the command writes to. What a folder or glob has there is left out, unless that is all: it may
+    be from the same command, before an interrupt.
+    """
     found: list[Source] = []
     for name in names:
         if name == STDIN:
@@ -35,7 +40,10 @@ def find(names: Sequence[str], dialect: Dialect = PLAIN) -> list[Source]:
                 raise DataError("standard input: expected once, got it twice")
             found.append(source(None, dialect))
         else:
-            found += [source(path, dialect) for path in _paths(name, dialect.delimiter is not None)]
+            paths = _paths(name, dialect.delimiter is not None)
+            if output is not None:
+                paths = [p for p in paths if not _is_below(p, output)] or paths
+            found += [source(path, dialect) for path in paths]
     return found
 
 
@@ -91,6 +99,11 @@ def _paths(name: str, any_name: bool) -> list[Path]:
 def _is_file(path: Path) -> bool:
     """Whether it is a file, or a broken link: this is not left out, so that opening it is an error."""
     return path.is_file() or not path.exists()
+
+
+def _is_below(path: Path, folder: str) -> bool:
+    """Whether a file is in a folder or further down, by links too."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _is_data(path: Path, any_name: bool = False) -> bool:

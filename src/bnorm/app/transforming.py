@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     state = grouped.read(args.state)
     chosen = Map(state, args.inverse) if isinstance(state, Learned) else grouped.Map(state, args.inverse)
     wish = Wish(chosen, args.columns, args.drop, args.text, args.dtype)
-    sources, to_folder = find(args.data, Dialect.of(args)), several.is_folder(args.output)
+    to_folder = several.is_folder(args.output)
+    sources = find(args.data, Dialect.of(args), args.output if to_folder else None)
     if args.resume and not to_folder:
         raise DataError(f"{args.output}: expected a folder to continue, as a single file begins anew")
     told: Any = None
