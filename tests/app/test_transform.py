@@ -302,6 +302,29 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert said.endswith("y.csv: expected a folder to continue, as a single file begins anew")
 
 
+def test_a_transform_goes_on_beside_other_files(command, tmp_path, state, monkeypatch):
+    """A file that it has not made is written over only if that is asked for."""
+    from bnorm.app import transforming
+    from bnorm.app.progress import Interrupted
+
+    real, out = transforming.transform, tmp_path / "out"
+    files = [write(tmp_path / name, X[:9]) for name in ("a.csv", "b.csv")]
+
+    def interrupted(sources, wish, output, progress):
+        real(sources, wish, output, progress)
+        raise Interrupted(130)  # when the file is there, and before that is noted
+
+    monkeypatch.setattr(transforming, "transform", interrupted)
+    arguments = ["transform", *files, "--state", state, "-o", f"{out}/"]
+    assert command.run(*arguments).code == 130
+    monkeypatch.setattr(transforming, "transform", real)
+    (out / "b.csv").write_text("of somebody else")
+    said = command.fails(*arguments, "--resume")
+    assert said == f"bnorm: error: {out / 'b.csv'}: already exists; --force overwrites it"
+    assert (out / "b.csv").read_text() == "of somebody else"
+    assert "2 files (1 of them was done before)" in command(*arguments, "--resume", "--force").out
+
+
 @pytest.mark.parametrize("given", [".", "**/*.csv"])
 def test_a_transform_goes_on_in_a_folder_that_it_reads(command, tmp_path, state, given):
     """What it has made is no input."""

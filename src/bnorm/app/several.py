@@ -66,7 +66,11 @@ class Journal:
 
     def has(self, s: Source, output: Path) -> bool:
         """Whether the output of a source is done, and the source is as it was then."""
-        return output.exists() and self._done.get(str(output)) == _mark(s)
+        return output.exists() and self._done.get(str(output)) == _mark(s.name)
+
+    def made(self, output: Path) -> bool:
+        """Whether a file is an output that is done, of whatever its source was then."""
+        return str(output) in self._done
 
     def begin(self) -> None:
         """Write a journal of what is done so far. Until it is complete, the one before stays."""
@@ -76,7 +80,7 @@ class Journal:
 
     def note(self, s: Source, output: Path) -> None:
         with self._path.open("a") as file:
-            file.write(f"{json.dumps([str(output), _mark(s)])}\n")
+            file.write(f"{json.dumps([str(output), _mark(s.name)])}\n")
 
     def is_there(self) -> bool:
         """Whether an earlier command has begun and not ended."""
@@ -107,21 +111,26 @@ def each(
     for _, path in pairs:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        places.check([path for _, path in left], force or resume)  # files that exist were made by this command
+        places.check([path for _, path in left if journal.made(path)], force=True)
+        places.check([path for _, path in left if not journal.made(path)], force)
     except DataError as error:
-        more = ", and --resume goes on with an interrupted command" if journal.is_there() else ""
+        more = ", and --resume goes on with an interrupted command" if journal.is_there() and not resume else ""
         raise DataError(f"{error}{more}") from None
     journal.begin()
     goes_on.append("--resume")
     progress.resume(0, sum(s.size for s in sources) - sum(s.size for s, _ in left))
     for s, path in left:
-        make(s, str(path))
-        journal.note(s, path)
+        before = _mark(path) if path.exists() else None
+        try:
+            make(s, str(path))
+        finally:
+            if path.exists() and _mark(path) != before:  # also if a signal came when it was there already
+                journal.note(s, path)
     journal.end()
     return len(pairs) - len(left)
 
 
-def _mark(s: Source) -> list[int]:
+def _mark(path: str | Path) -> list[int]:
     """Return size and time of a file, which show whether it has changed."""
-    known = Path(s.name).stat()
+    known = Path(path).stat()
     return [known.st_size, known.st_mtime_ns]
