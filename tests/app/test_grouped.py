@@ -73,6 +73,22 @@ def test_show_and_merge(command, tmp_path):
     assert "half" in command.fails("merge", paths[0], tmp_path / "n.npz", "-o", tmp_path / "q.npz")
 
 
+@pytest.mark.parametrize("way", [[], ["--halflife", "40"]])
+def test_merge_goes_by_names(command, tmp_path, way):
+    x = sales().assign(other=np.arange(300.0))[["size", "store", "till", "other"]]
+    parts = {"a": x[:100], "b": x[100:], "c": x[100:][["other", "till", "size", "store"]]}
+    for name, part in parts.items():
+        part.to_parquet(tmp_path / f"{name}.parquet")
+        command("fit", tmp_path / f"{name}.parquet", "--by", "store", "-o", tmp_path / f"{name}.npz", *way)
+    for other in "bc":
+        command("merge", tmp_path / "a.npz", tmp_path / f"{other}.npz", "-o", tmp_path / f"a{other}.npz")
+    assert (tmp_path / "ab.npz").read_bytes() == (tmp_path / "ac.npz").read_bytes()
+    x.rename(columns={"other": "else"}).to_parquet(tmp_path / "d.parquet")
+    command("fit", tmp_path / "d.parquet", "--by", "store", "-o", tmp_path / "d.npz", *way)
+    said = command.fails("merge", tmp_path / "a.npz", tmp_path / "d.npz", "-o", tmp_path / "m.npz")
+    assert "d.npz: features: expected ['size', 'till', 'other'], as in" in said
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_groups_that_fade_by_their_times(command, tmp_path, suffix):
     x = sales().sample(frac=1, random_state=0).reset_index(drop=True)

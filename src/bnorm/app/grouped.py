@@ -218,6 +218,7 @@ def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
     """Unite the groups of several files by their keys."""
     first, *others = found
     for path, other in zip(paths[1:], others, strict=True):
+        _arrange(other, first)
         if reason := group_parameters.apart(first, other, f"in {paths[0]}"):
             raise DataError(f"{path}: {reason}")
         try:
@@ -225,6 +226,13 @@ def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
         except (TypeError, FloatingPointError) as error:
             raise DataError(f"{path}: {str(error).removeprefix(f'{WHO}: ')}") from None
     return first
+
+
+def _arrange(stored: Stored, like: Stored) -> None:
+    """Put the columns of a state into the order of another state, if both have the same."""
+    if stored.names and like.names and stored.by == like.by and sorted(stored.names) == sorted(like.names):
+        stored.groups.arrange([stored.features.index(name) for name in like.features])
+        stored.names, stored.places = like.names, like.places
 
 
 def _said(key: Any) -> str:
