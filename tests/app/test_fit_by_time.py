@@ -98,7 +98,7 @@ def test_bad_commands(tmp_path, capsys):
         (["--halflife", "10min", "--time-column", "ts", "--by", "ts"], "either times or a key"),
     ]:
         code, _, err = run(capsys, "fit", data, "-o", state, *args)
-        assert code, args
+        assert code == (1 if "when" in args else 2), args
         assert words in err, args
         assert not state.exists()
     other = tmp_path / "seconds.csv"

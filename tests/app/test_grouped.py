@@ -115,8 +115,9 @@ def test_groups_that_fade_by_their_times(command, tmp_path, suffix):
     command("fit", data, "--by", "store", "-o", states[1], "--exclude", "till", "--halflife", "9", "--force")
     assert "half-life" in command("show", states[1]).out
     assert "halflife: expected 30d" in command.fails("merge", *states[:2], "-o", states[2], "--force")
-    assert "--time-column: expected a column, as" in command.fails(*fit, "--halflife", "30d", "--force")
-    said = command.fails(*fit[:2], "--by", "day", *fit[4:], "--halflife", "30d", "--time-column", "day", "--force")
+    assert "--time-column: expected a column, as" in command.fails(*fit, "--halflife", "30d", "--force", code=2)
+    twice = ("--by", "day", "--halflife", "30d", "--time-column", "day")
+    said = command.fails(*fit[:2], *fit[4:], *twice, "--force", code=2)
     assert "column 'day': expected either times or a key" in said
 
 
@@ -209,14 +210,14 @@ def test_errors(command, tmp_path):
     x.to_parquet(data)
     fit = ("fit", data, "-o", state)
     assert "expected a column 'shop'" in command.fails(*fit, "--by", "shop")
-    assert "either a feature or a key" in command.fails(*fit, "--by", "till", "--columns", "size,till")
-    assert "expected either weights or a key, got both" in command.fails(*fit, "--by", "till", "--weight", "till")
+    assert "either a feature or a key" in command.fails(*fit, "--by", "till", "--columns", "size,till", code=2)
+    assert "either weights or a key, got both" in command.fails(*fit, "--by", "till", "--weight", "till", code=2)
     heavy = write(tmp_path / "heavy.parquet", np.ones((3, 1)), w=[1e308] * 3, k=[1, 2, 1])
     said = command.fails("fit", heavy, "-o", state, "--by", "k", "--weight", "w")
     assert "heavy.parquet: column 'w': expected weights whose sum float64 can hold" in said
-    assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact")
-    assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1")
-    assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3")
+    assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact", code=2)
+    assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1", code=2)
+    assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3", code=2)
     x.assign(size=np.inf).to_parquet(tmp_path / "inf.parquet")
     said = command.fails("fit", tmp_path / "inf.parquet", "-o", state, "--by", "store")
     assert "column 'size', row 1: expected a finite number, got inf" in said

@@ -298,7 +298,7 @@ def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     assert len(features(out / "a.csv")) == 7
     assert sorted(p.name for p in out.iterdir()) == ["a.csv", "b.parquet", "more"]
     assert done.out.startswith(f"{out}/: 3 files (1 of them was done before), ")
-    said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume")
+    said = command.fails("transform", parts / "a.csv", "--state", state, "-o", tmp_path / "y.csv", "--resume", code=2)
     assert said.endswith("y.csv: expected a folder to continue, as a single file begins anew")
 
 

@@ -36,10 +36,10 @@ class Command:
         assert done.code == 0, done.err
         return done
 
-    def fails(self, *arguments: object) -> str:
+    def fails(self, *arguments: object, code: int = 1) -> str:
         """Return the line with which the command fails."""
         done = self.run(*arguments)
-        assert done.code == 1, done
+        assert done.code == code, done
         assert done.out == ""
         assert done.err.startswith("bnorm: error: ")
         assert done.err.count("\n") == 1

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bnorm.app.errors import DataError, option
+from bnorm.app.errors import ArgumentsError, DataError, option
 from bnorm.app.sources import Source
 from bnorm.arrow import is_number
 
@@ -26,7 +26,7 @@ def choose(
     if only:
         chosen = list(dict.fromkeys(only))
         if weight in chosen:
-            raise DataError(f"{first.name}: column {weight!r}: expected either a feature or the weights, got both")
+            raise ArgumentsError(f"{first.name}: column {weight!r}: expected either a feature or the weights, got both")
     else:
         left_out = {*(exclude or ()), weight}
         chosen = [name for name in number_columns(first) if name not in left_out]

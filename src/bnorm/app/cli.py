@@ -15,7 +15,7 @@ from typing import Any
 
 from bnorm import __version__
 from bnorm.app.dialects import Dialect, add_options
-from bnorm.app.errors import DataError, NotANumberError, option
+from bnorm.app.errors import ArgumentsError, DataError, NotANumberError, option
 
 STATE_HELP = "the state file, .safetensors or .npz"
 FILES_HELP = "CSV, Parquet or Arrow files, folders of them, globs"
@@ -105,7 +105,7 @@ def fit(args: argparse.Namespace) -> None:
     from bnorm.app.showing import counted
 
     if args.prior and not args.by:
-        raise DataError("--prior: expected --by with it, the columns of keys, got none")
+        raise ArgumentsError("--prior: expected --by with it, the columns of keys, got none")
     said = (grouped if args.by else fitting).fit(args)
     groups = f"{counted(said['groups'], 'group')}, " if args.by else ""
     done = f"{groups}{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}"
@@ -390,4 +390,4 @@ def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
 
 def failed(error: Exception) -> int:
     print(f"bnorm: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
-    return 1
+    return 2 if isinstance(error, ArgumentsError) else 1

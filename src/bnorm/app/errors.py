@@ -1,10 +1,14 @@
-"""The errors that end a command with a message of one line and exit status 1."""
+"""The errors that end a command with a message of one line and an exit status: 1, or 2 for wrong arguments."""
 
 import shlex
 
 
 class DataError(Exception):
     """Data or a file cannot be used; the message names it."""
+
+
+class ArgumentsError(DataError):
+    """Arguments of a command do not go together."""
 
 
 class NotANumberError(DataError):

@@ -19,7 +19,7 @@ from bnorm.app import places
 from bnorm.app.ahead import alone, together
 from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
-from bnorm.app.errors import DataError
+from bnorm.app.errors import ArgumentsError, DataError
 from bnorm.app.guessing import cast, casts
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Interrupted, Progress, Signals
@@ -259,17 +259,17 @@ def _parsed(column: Any, name: str, place: Place, dialect: Dialect) -> Any:
 
 
 def time_column(args: argparse.Namespace, first: Source) -> str | None:
-    """The column of times; DataError unless there is one if, and only if, the half-life is a length of time."""
+    """The column of times; ArgumentsError unless there is one if, and only if, the half-life is a length of time."""
     column: str | None = args.time_column
     if isinstance(args.halflife, str) != (column is not None):
         if column is None:
-            raise DataError(f"--time-column: expected a column, as --halflife {args.halflife} is a time, got none")
-        raise DataError(f"--time-column: expected none unless --halflife is a time such as 10min, got {column!r}")
+            raise ArgumentsError(f"--time-column: expected a column, as --halflife {args.halflife} is a time, got none")
+        raise ArgumentsError(f"--time-column: expected none unless --halflife is a time such as 10min, got {column!r}")
     if column is None:
         return None
     refuse_unknown(first, [column])
     if column in (args.columns or ()) or column == args.weight:
-        raise DataError(f"{first.name}: column {column!r}: expected either times or a feature or weight, got both")
+        raise ArgumentsError(f"{first.name}: column {column!r}: expected either times or a feature or weight, got both")
     return column
 
 

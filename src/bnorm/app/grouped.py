@@ -12,7 +12,7 @@ from bnorm.app import places, states
 from bnorm.app.choosing import refuse_unknown
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
-from bnorm.app.errors import DataError
+from bnorm.app.errors import ArgumentsError, DataError
 from bnorm.app.fitting import chosen, one_thread, time_column, times_of, too_large, weights_of
 from bnorm.app.guessing import Guess, filled
 from bnorm.app.inputs import Stream, find
@@ -64,17 +64,17 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run `bnorm fit --by`. Returns a summary."""
     for name in ("momentum", "exact", "history", "checkpoint", "resume"):
         if getattr(args, name):
-            raise DataError(f"--{name.replace('_', '-')}: expected none with --by, as groups have no such state")
+            raise ArgumentsError(f"--{name.replace('_', '-')}: expected none with --by, as groups have no such state")
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
     column = time_column(args, first)
     refuse_unknown(first, args.by)
     for name in args.by:
         if args.columns and name in args.columns:
-            raise DataError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
+            raise ArgumentsError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
         for other, what in ((column, "times"), (args.weight, "weights")):
             if name == other:
-                raise DataError(f"{first.name}: column {name!r}: expected either {what} or a key, got both")
+                raise ArgumentsError(f"{first.name}: column {name!r}: expected either {what} or a key, got both")
     names, stream = chosen(args, sources, [*args.by, *([column] if column else [])])
     places.keep([s.name for s in sources if s.path], [args.output])
     groups = Groups(len(args.by), len(names), None, args.halflife)

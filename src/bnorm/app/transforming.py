@@ -15,7 +15,7 @@ from bnorm.app import grouped, places, several, writers
 from bnorm.app.choosing import listed, number_columns, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
-from bnorm.app.errors import DataError, option
+from bnorm.app.errors import ArgumentsError, DataError, option
 from bnorm.app.guessing import Guess, holds_text
 from bnorm.app.inputs import Stream, find, size_of
 from bnorm.app.progress import Progress
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     to_folder = several.is_folder(args.output)
     sources = find(args.data, Dialect.of(args), args.output if to_folder else None)
     if args.resume and not to_folder:
-        raise DataError(f"{args.output}: expected a folder to continue, as a single file begins anew")
+        raise ArgumentsError(f"{args.output}: expected a folder to continue, as a single file begins anew")
     told: Any = None
     for together in [[s] for s in sources] if to_folder else [sources]:
         features, stream = _stream(together, wish)
