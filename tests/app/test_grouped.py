@@ -195,13 +195,34 @@ def test_keys_in_another_dialect(command, tmp_path):
 
 
 def test_a_key_that_is_no_number_below_those_that_are(command, tmp_path, monkeypatch):
-    """The command has no option to make them text, and names none."""
+    """They are numbers then, unless users say that they are text."""
     monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 1)
     monkeypatch.setattr("bnorm.app.csv_source.BLOCK", 64)
     data = tmp_path / "x.csv"
     data.write_text("k,x\n" + "1,2\n" * 100 + "A7,2\n")
-    said = command.fails("fit", data, "--by", "k", "-o", tmp_path / "s.npz")
-    assert said.endswith("x.csv: column 'k', row 101 below the header: expected int64, as in the first rows, got 'A7'")
+    fit = ("fit", data, "--by", "k", "-o", tmp_path / "s.npz")
+    says = "x.csv: column 'k', row 101 below the header: expected int64, as in the first rows, got 'A7'"
+    assert command.fails(*fit).endswith(f"{says}: --text k takes these keys for text")
+    command(*fit, "--text", "k")
+    assert bnorm.load(tmp_path / "s.npz").groups_.tolist() == ["1", "A7"]
+    transform = ("transform", data, "-o", tmp_path / "y.csv", "--state", tmp_path / "s.npz")
+    command(*transform)
+    data.write_text("k,x\n" + "1,2\n" * 100)
+    command(*fit, "--force")
+    data.write_text("k,x\n" + "1,2\n" * 100 + "A7,2\n")
+    assert command.fails(*transform, "--force").endswith(says)  # its --text is for what it writes
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_keys_that_look_like_marks_of_missing_values(command, tmp_path, suffix):
+    """Namibia. Only an empty key is missing, and one that users name."""
+    x, path = pd.DataFrame({"cc": ["NA", "DE", "NA", None, "-"], "v": np.arange(5.0)}), tmp_path / f"x.{suffix}"
+    x.to_parquet(path) if suffix == "parquet" else x.to_csv(path, index=False)
+    command("fit", path, "--by", "cc", "-o", tmp_path / "s.npz", "--null-values", "-")
+    found = ["NA", "DE"] if suffix == "csv" else ["NA", "DE", "-"]
+    assert bnorm.load(tmp_path / "s.npz").groups_.tolist() == found
+    command("transform", path, "--state", tmp_path / "s.npz", "-o", tmp_path / "y.parquet")
+    np.testing.assert_allclose(pd.read_parquet(tmp_path / "y.parquet")["v"][:3], [-1, 0, 1], atol=1e-12)
 
 
 def test_errors(command, tmp_path):
@@ -215,6 +236,10 @@ def test_errors(command, tmp_path):
     heavy = write(tmp_path / "heavy.parquet", np.ones((3, 1)), w=[1e308] * 3, k=[1, 2, 1])
     said = command.fails("fit", heavy, "-o", state, "--by", "k", "--weight", "w")
     assert "heavy.parquet: column 'w': expected weights whose sum float64 can hold" in said
+    assert "--text: expected a column of --by, got 'size'" in command.fails(
+        *fit, "--by", "till", "--text", "size", code=2
+    )
+    assert "--text: expected --by with it" in command.fails(*fit, "--text", "till", code=2)
     assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact", code=2)
     assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1", code=2)
     assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3", code=2)

@@ -104,8 +104,8 @@ def fit(args: argparse.Namespace) -> None:
     from bnorm.app import fitting, grouped
     from bnorm.app.showing import counted
 
-    if args.prior and not args.by:
-        raise ArgumentsError("--prior: expected --by with it, the columns of keys, got none")
+    if not args.by and (wants := "--prior" if args.prior else "--text" if args.text else None):
+        raise ArgumentsError(f"{wants}: expected --by with it, the columns of keys, got none")
     said = (grouped if args.by else fitting).fit(args)
     groups = f"{counted(said['groups'], 'group')}, " if args.by else ""
     done = f"{groups}{counted(said['columns'], 'feature')} of {counted(said['rows'], 'row')}"
@@ -276,6 +276,7 @@ def _add_options_of_fit(command: argparse.ArgumentParser) -> None:
         "--time-column", metavar="COLUMN", help="the column of time stamps, or seconds, for --halflife TIME"
     )
     command.add_argument("--by", type=names, metavar="A,B", help="statistics of each group; these columns are its keys")
+    command.add_argument("--text", type=names, default=[], metavar="A,B", help="keys in CSV files to take for text")
     command.add_argument(
         "--prior",
         type=number(float, -1e-300, sys.float_info.max, "a number of at least 0"),

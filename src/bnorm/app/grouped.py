@@ -69,6 +69,9 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     first = sources[0]
     column = time_column(args, first)
     refuse_unknown(first, args.by)
+    for name in args.text:
+        if name not in args.by:
+            raise ArgumentsError(f"--text: expected a column of --by, got {name!r}")
     for name in args.by:
         if args.columns and name in args.columns:
             raise ArgumentsError(f"{first.name}: column {name!r}: expected either a feature or a key, got both")
@@ -102,7 +105,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.Namespace, progress: Progress) -> None:
-    typed = Typed(stream, args.by, groups.index)
+    typed = Typed(stream, args.by, groups.index, args.text)
     quoted = [repr(name) for name in args.by]
     with one_thread():
         for batch in stream:
@@ -123,11 +126,13 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
 
 class Typed:
     """Gives columns of keys their types: a column of a CSV file, which is text, gets the type of its first values,
-    unless the known keys are text. An empty text is a missing key.
+    unless the known keys are text. Keys of text are missing if they are empty or among --null-values: NA is a country.
+
+    text: the columns that are text whatever is in them; None if users cannot ask for that
     """
 
-    def __init__(self, stream: Stream, names: Sequence[str], index: Index) -> None:
-        self.stream, self._names, self._index = stream, names, index
+    def __init__(self, stream: Stream, names: Sequence[str], index: Index, text: Sequence[str] | None = None) -> None:
+        self.stream, self._names, self._index, self._text = stream, names, index, text
         self._guess: Guess | None = None
 
     def __call__(self, columns: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -136,7 +141,9 @@ class Typed:
             return [(repr(name), column) for name, column in columns.items()]
         if self._guess is None:
             text = [name for name, kind in zip(self._names, self._index.kinds, strict=True) if kind == keys.TEXT]
-            self._guess = Guess({name: column.type for name, column in columns.items()}, ways_out=False)
+            text += self._text or ()
+            way = "" if self._text is None else "takes these keys for text"
+            self._guess = Guess({name: column.type for name, column in columns.items()}, way)
             self._guess.look({name: column for name, column in columns.items() if name not in text}, source.dialect)
         typed = {name: self._guess.typed(column, name, self.stream) for name, column in columns.items()}
         return [(repr(name), filled(column, source.dialect.nulls)) for name, column in typed.items()]

@@ -35,10 +35,10 @@ def _rules(dialect: Dialect) -> dict[Any, str]:
 
 
 class Guess:
-    """The types of columns that pass through, by name. ways_out: whether errors may advise --text."""
+    """The types of columns that pass through, or of keys, by name. as_text: what --text does, if errors advise it."""
 
-    def __init__(self, kinds: Mapping[str, Any], ways_out: bool = True) -> None:
-        self.kinds, self._ways_out, self._looked_at = dict(kinds), ways_out, set[str]()
+    def __init__(self, kinds: Mapping[str, Any], as_text: str = "writes the column as text") -> None:
+        self.kinds, self._as_text, self._looked_at = dict(kinds), as_text, set[str]()
 
     def look(self, columns: Mapping[str, Any], dialect: Dialect) -> None:
         """Find types in the first values of text columns."""
@@ -52,7 +52,7 @@ class Guess:
         pa, kind, dialect = pyarrow(), self.kinds[name], stream.here.dialect
         if column.type == kind:
             return column
-        found = column if holds_text(kind) else filled(column, dialect.nulls)
+        found = column if holds_text(kind) else filled(column, (*NULLS, *dialect.nulls))
         if types.is_null(kind) and found.null_count == len(found):
             return pa.nulls(len(found))
         i = -1
@@ -67,8 +67,8 @@ class Guess:
                 i = next((i for i in range(len(found)) if not casts(found[i], kind, dialect)), -1)
                 if i < 0:
                     raise DataError(f"{stream.where}: column {name!r}: expected {kind}: {said(error)}") from None
-        optional = self._ways_out and name in self._looked_at
-        way = f": {option('--text', name)} writes the column as text" if optional else ""
+        optional = self._as_text and name in self._looked_at
+        way = f": {option('--text', name)} {self._as_text}" if optional else ""
         raise DataError(
             f"{stream.place.value(name, i)}: expected {kind}, as in the first rows, got {column[i].as_py()!r}{way}"
         )
@@ -85,7 +85,7 @@ def holds_text(kind: Any) -> bool:
 def _kind(column: Any, dialect: Dialect) -> Any:
     from pyarrow import compute
 
-    values = column.filter(_is_filled(column, dialect.nulls))
+    values = column.filter(_is_filled(column, (*NULLS, *dialect.nulls)))
     for kind, pattern in _rules(dialect).items():
         alike = len(values) and compute.all(compute.match_substring_regex(values, pattern)).as_py()
         if alike and casts(values, kind, dialect):
@@ -93,20 +93,20 @@ def _kind(column: Any, dialect: Dialect) -> Any:
     return column.type
 
 
-def _is_filled(column: Any, nulls: Sequence[str]) -> Any:
+def _is_filled(column: Any, marks: Sequence[str]) -> Any:
     """Whether texts are values, rather than marks of missing values, as an empty text is."""
     from pyarrow import compute
 
-    return compute.invert(compute.is_in(column, pyarrow().array(["", *NULLS, *nulls], column.type)))
+    return compute.invert(compute.is_in(column, pyarrow().array(["", *marks], column.type)))
 
 
-def filled(column: Any, nulls: Sequence[str]) -> Any:
-    """Return a text column in which marks of missing values, and empty texts, are missing; any other as it is."""
+def filled(column: Any, marks: Sequence[str]) -> Any:
+    """Return a text column in which these marks, and empty texts, are missing; any other as it is."""
     from pyarrow import compute, types
 
     if not types.is_string(column.type):
         return column
-    return compute.if_else(_is_filled(column, nulls), column, pyarrow().nulls(1, column.type)[0])
+    return compute.if_else(_is_filled(column, marks), column, pyarrow().nulls(1, column.type)[0])
 
 
 def cast(values: Any, kind: Any, dialect: Dialect = PLAIN) -> Any:
