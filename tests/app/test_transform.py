@@ -229,6 +229,23 @@ def test_columns_of_a_state_without_names(command, tmp_path):
     assert_same(found[:, :2], X[:, :2])
 
 
+@pytest.mark.parametrize(
+    ("value", "asked", "got"),
+    [("-1e300", ["--dtype", "float32"], "-1e+300 of -1e+300"), ("1e308", ["--inverse"], "inf of 1e+308")],
+)
+def test_results_that_overflow(command, tmp_path, value, asked, got):
+    """They would be infinite, which no command reads."""
+    data, out = tmp_path / "x.csv", tmp_path / "y.parquet"
+    data.write_text("a\n-99\n99\n" if "--inverse" in asked else "a\n-1\n1\n")
+    command("fit", data, "-o", tmp_path / "s.npz")
+    data.write_text(f"a\n5\n{value}\n")
+    said = command.fails("transform", data, "--state", tmp_path / "s.npz", "-o", out, *asked)
+    kind = asked[1] if len(asked) > 1 else "float64"
+    where = "column 'a', row 2 below the header"
+    assert said == f"bnorm: error: {data}: {where}: expected a result that {kind} can hold, got {got}"
+    assert not out.exists()
+
+
 # A folder as the output ------------------------------------------------------------------------------------------
 
 

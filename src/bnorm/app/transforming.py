@@ -201,4 +201,10 @@ def _mapped(column: Any, apply: Callable[[ndarray, ndarray], None], kind: Any, s
         apply(x, out)
     except FloatingPointError:
         raise infinite(x, int(np.isinf(x).argmax()), stream.place, name) from None
-    return arrow.array(out.astype(dtype, copy=False), column)
+    with np.errstate(over="ignore"):
+        y = out.astype(dtype, copy=False)
+    if (large := np.isinf(y)).any():
+        i = int(large.argmax())
+        where = stream.place.value(name, i)
+        raise DataError(f"{where}: expected a result that {dtype} can hold, got {out[i]:.6g} of {x[i]:.6g}")
+    return arrow.array(y, column)
