@@ -23,6 +23,30 @@ def test_every_group_is_what_moments_finds_of_it():
         assert np.isnan(m.mean[3]).all()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e153] + [1.0] * 10_000,  # squares overflow only about the first value
+        [1e200, 1, 1, 2],
+        [1e160, 2e160, 3e160],
+        [1e308, -1e308],
+        [-1e308, 1e308, 0, 0],
+        [1, np.inf],
+        [np.inf, 1],
+        [np.nan, 1],
+    ],
+    ids=lambda values: str(values[:4]),
+)
+@pytest.mark.parametrize("between", [0, 70_000])
+def test_what_overflows_is_what_moments_finds(values, between):
+    """between: rows of no group after the first two values, so that the others are in another piece of the table."""
+    x = np.insert(np.array(values, float), 2, np.ones(between))[:, None]
+    codes = np.insert(np.zeros(len(values), int), 2, np.full(between, -1))
+    m, one = moments(x, groups=codes), moments(x[codes == 0])
+    for name in ("count", "mean", "m2"):
+        np.testing.assert_allclose(getattr(m, name)[0], getattr(one, name), rtol=1e-12, err_msg=name)
+
+
 def test_codes_of_rows_and_last_axis():
     x = np.arange(24.0).reshape(2, 3, 4)
     m = moments(x, groups=[1, 0])

@@ -88,6 +88,22 @@ def test_far_from_zero(weighted):
         assert_close(groups.moments(y, codes, 2, w, True), reference.moments(y, codes, 2, w, True))
 
 
+@pytest.mark.parametrize("outlier", [1e9, 1e20, 1e30, -1e60, 1e120])
+def test_an_outlier_that_has_faded(outlier):
+    """Its distance from the mean has none of the digits of the mean."""
+    x = np.random.default_rng(11).normal(5, 1, (3000, 5))
+    x[0, :3], x[1, 2], x[9, 1] = outlier, -outlier, np.nan
+    codes, w = np.arange(3000) % 2, 0.5 ** (np.arange(3000)[::-1] / 3)
+    assert_close(groups.moments(x, codes, 2, w, True), reference.moments(x, codes, 2, w, True))
+
+
+def test_one_outlier_of_some_hundred_values():
+    x = np.random.default_rng(12).normal(0, 1, (900, 40))
+    x[0] = 1e9
+    found, expected = (k.moments(x, np.zeros(900, int), 1) for k in (groups, reference))
+    np.testing.assert_allclose(found[2], expected[2], rtol=3e-13)
+
+
 def test_same_bits():
     """For any number of threads; and of rows or columns, for numbers that are the same."""
     rng = np.random.default_rng(4)
@@ -95,6 +111,7 @@ def test_same_bits():
     for rows, channels, n in ((90_000, 3, 900), (200_000, 1, 7), (40_000, 9, 3000)):
         x = rng.normal(size=(rows, channels)).astype("f4")
         x[rng.random(x.shape) < 1e-3] = np.nan
+        x[:20] = 1e20  # groups that get other centers
         for codes in (rng.integers(-1, n, rows), np.sort(rng.integers(0, n, rows))):
             found = []
             try:

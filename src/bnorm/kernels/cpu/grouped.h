@@ -3,6 +3,7 @@
  * The sums of a group are taken about its first value, so that a constant group is exact. Rows are added in the order
  * of the positions; after every BN_FLUSH_ROWS rows of a group its sums are added to longer sums. If the first value
  * turns out to be so far from the mean that squares have lost digits, the group is summed once more, about its mean.
+ * That mean has lost digits too, so if the first value was an outlier of next to no weight this is repeated.
  * How positions are cut into blocks depends on the shape alone, and the sums of a group do not depend on which other
  * groups its task has. So no bit depends on threads.
  *
@@ -16,7 +17,8 @@
 enum {
     BN_LONG_RUN = 16,       /* values of a single channel that are summed side by side */
     BN_FLUSH_ROWS = 256,    /* rows of a group after which its sums are added to longer sums */
-    BN_FAR_SQUARES = 1024,  /* squares about the first value may be this many times the squares about the mean */
+    BN_FAR_SQUARES = 64,    /* squares about the center may be this many times the squares about the mean */
+    BN_MOST_CENTERS = 48,   /* of a group: each is 15 digits nearer to the mean, and float64 spans 632 of them */
     BN_GROUPS_OF_RANGE = 64,/* adjacent groups that one task sums, so that no two tasks write to one cache line */
     BN_ROWS_AHEAD = 8,      /* rows between the fetch of a group's sums and their use */
     BN_NEAR_BYTES = 1 << 18 /* sums that need no fetching, as they stay in a near cache */
@@ -117,8 +119,9 @@ BN_INLINE double bn_group_m2(bn_group_sums s)
 }
 
 /* Give groups of this task whose center is far from the mean a better center, and reset their sums. Return whether
- * there are any. A group of fewer than BN_FAR_SQUARES rows is not one, whatever its values are. */
-static int bn_recenter_groups(bn_grouped *t)
+ * there are any. A group of fewer than BN_FAR_SQUARES rows that weigh the same is not one, whatever its values are,
+ * unless its squares have overflowed: it is only looked at if some have. */
+static int bn_recenter_groups(bn_grouped *t, int overflowed)
 {
     const ptrdiff_t width = t->width;
     int some = 0;
@@ -126,13 +129,16 @@ static int bn_recenter_groups(bn_grouped *t)
         bn_group *group = t->group + g;
         double *sums = t->sums + g * 3 * width, *rest = t->rest + g * (3 * width + 1);
         int far = 0;
-        if ((g / BN_GROUPS_OF_RANGE & (t->ranges - 1)) != t->range || !(group->flags & BN_CENTERED)
-            || (group->rows < BN_FAR_SQUARES && !t->weight))
+        if ((g / BN_GROUPS_OF_RANGE & (t->ranges - 1)) != t->range || !(group->flags & BN_CENTERED))
+            continue;
+        group->flags &= ~(uint32_t)BN_AGAIN;
+        if (group->rows < BN_FAR_SQUARES && !t->weight && !overflowed)
             continue;
         for (ptrdiff_t c = 0; c < width; c++) {
             const bn_group_sums s = bn_sums_of(t, g, c);
-            if (s.n > 0 && s.square > BN_FAR_SQUARES * bn_group_m2(s) && bn_finite(s.sum / s.n)) {
-                sums[c] += s.sum / s.n;
+            const double center = s.center + s.sum / s.n;
+            if (s.n > 0 && !(s.square <= BN_FAR_SQUARES * bn_group_m2(s)) && bn_finite(center) && center != s.center) {
+                sums[c] = center;
                 far = 1;
             }
         }
@@ -156,8 +162,7 @@ static void bn_merge_group(const bn_grouped *t, ptrdiff_t g, ptrdiff_t c, double
     double n = parts[0], mean = parts[apart], m2 = parts[2 * apart], low = parts[3 * apart];
     if (s.n == 0)
         return;
-    const double step = s.sum / s.n, high = s.center + step;
-    const double rest = bn_finite(high) ? (s.center - high) + step : 0.0;
+    const double step = s.sum / s.n, high = s.center + step, rest = (s.center - high) + step;
     if (n == 0) {
         n = s.n;
         mean = high;
@@ -179,6 +184,23 @@ static void bn_merge_piece(const bn_grouped *t, ptrdiff_t begin, ptrdiff_t end, 
     for (ptrdiff_t g = begin > t->least ? begin : t->least; g < end && g < last; g++)
         for (ptrdiff_t c = 0; c < width && t->group[g - t->least].flags & BN_CENTERED; c++)
             bn_merge_group(t, g - t->least, c, parts + g * width + c, groups * width);
+}
+
+/* Let the numbers of these groups, after all pieces, be those that `moments` finds if some are not finite. Return
+ * whether squares have overflowed. */
+static int bn_finish_groups(ptrdiff_t begin, ptrdiff_t end, double *parts, ptrdiff_t apart)
+{
+    int overflowed = 0;
+    for (ptrdiff_t i = begin; i < end; i++) {
+        const double mean = parts[apart + i] + parts[3 * apart + i];
+        if (bn_finite(parts[2 * apart + i]) && bn_finite(mean))
+            continue;
+        parts[apart + i] = bn_plain(mean);
+        parts[2 * apart + i] = bn_plain(bn_squares(mean, parts[2 * apart + i]));
+        parts[3 * apart + i] = bn_plain(parts[3 * apart + i]);
+        overflowed |= parts[2 * apart + i] == BN_INFINITY;
+    }
+    return overflowed;
 }
 
 /* Add `rows` rows of n channels to their sums, in registers. Return 0, with nothing changed, if there is a NaN to skip.

@@ -26,7 +26,7 @@ from bnorm.kernels.cpu.threads cimport threads_for
 cdef extern from "grouped_maps.h" nogil:
     enum:
         BN_OUTSIDE, BN_INFINITE
-        BN_TILE, BN_LEAST_ROWS
+        BN_TILE, BN_LEAST_ROWS, BN_MOST_CENTERS
     ctypedef struct bn_positions:
         const void* x
         const void* const* columns
@@ -57,8 +57,9 @@ cdef extern from "grouped_maps.h" nogil:
     int bn_find_range(const void*, int, Py_ssize_t, Py_ssize_t, Py_ssize_t, bn_piece*)
     void bn_join_pieces(bn_piece*, Py_ssize_t)
     void bn_sum_groups(const bn_grouped*, Py_ssize_t, Py_ssize_t, int, double*)
-    int bn_recenter_groups(bn_grouped*)
+    int bn_recenter_groups(bn_grouped*, int)
     void bn_merge_piece(const bn_grouped*, Py_ssize_t, Py_ssize_t, double*, Py_ssize_t)
+    int bn_finish_groups(Py_ssize_t, Py_ssize_t, double*, Py_ssize_t)
     int bn_map_groups(const bn_group_map*, Py_ssize_t, Py_ssize_t, double*)
 
 cdef extern from "grouped_codes.h" nogil:
@@ -114,20 +115,23 @@ cdef bn_grouped piece_of(const bn_grouped* whole, const bn_piece* piece) noexcep
 
 
 cdef void sum_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
-                   double* room) noexcept nogil:
-    """Sum one share of the groups in one piece of a table."""
+                   double* room, bint overflowed) noexcept nogil:
+    """Sum one share of the groups in one piece of a table. overflowed: this has been done, but squares overflowed."""
     cdef Py_ssize_t p = task // whole.ranges, positions = whole.x.positions
     cdef Py_ssize_t begin = positions * p // pieces, end = positions * (p + 1) // pieces
     cdef bn_grouped t = piece_of(whole, piece + p)
+    cdef int centers = 1
     t.range = task % t.ranges
-    bn_sum_groups(&t, begin, end, False, room)
-    if bn_recenter_groups(&t):
+    if not overflowed:
+        bn_sum_groups(&t, begin, end, False, room)
+    while centers < BN_MOST_CENTERS and bn_recenter_groups(&t, overflowed):
         bn_sum_groups(&t, begin, end, True, room)
+        centers += 1
 
 
-cdef void merge_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
-                     Py_ssize_t groups, double* parts) noexcept nogil:
-    """Merge the sums of all pieces, for the task's MERGED groups."""
+cdef int merge_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t pieces, Py_ssize_t task,
+                    Py_ssize_t groups, double* parts) noexcept nogil:
+    """Merge the sums of all pieces, for the task's MERGED groups. Return whether squares have overflowed."""
     cdef Py_ssize_t begin = task * MERGED, end = min(groups, begin + MERGED), p, width = whole.width
     cdef bn_grouped t
     for p in range(4):
@@ -135,16 +139,21 @@ cdef void merge_task(const bn_grouped* whole, const bn_piece* piece, Py_ssize_t 
     for p in range(pieces):
         t = piece_of(whole, piece + p)
         bn_merge_piece(&t, begin, end, parts, groups)
+    return bn_finish_groups(begin * width, end * width, parts, groups * width)
 
 
 cdef void sum_all(const bn_grouped* t, const bn_piece* piece, Py_ssize_t pieces, int threads, double* room,
                   Py_ssize_t groups, double* parts) noexcept nogil:
     cdef Py_ssize_t task, tasks = pieces * t.ranges, merges = (groups + MERGED - 1) // MERGED
     cdef Py_ssize_t size = room_of(&t.x)
-    for task in prange(tasks, schedule="static", chunksize=1, num_threads=threads):
-        sum_task(t, piece, pieces, task, room + threadid() * size)
-    for task in prange(merges, schedule="static", num_threads=threads):
-        merge_task(t, piece, pieces, task, groups, parts)
+    cdef int overflowed = 0, again
+    for again in range(2):
+        for task in prange(tasks, schedule="static", chunksize=1, num_threads=threads):
+            sum_task(t, piece, pieces, task, room + threadid() * size, again)
+        for task in prange(merges, schedule="static", num_threads=threads):
+            overflowed |= merge_task(t, piece, pieces, task, groups, parts)
+        if not overflowed:      # or only about centers that were far from the mean
+            break
 
 
 cdef Py_ssize_t cut(const bn_grouped* t, Py_ssize_t groups, int threads, bn_piece* piece) noexcept nogil:
