@@ -74,6 +74,20 @@ def test_a_first_value_that_is_an_outlier(form):
     weight = np.ones(500)
     weight[0] = 1e-30  # so that nothing of the outlier is left in the mean
     assert_moments(getattr(sparse, f"{form}_array")(x), weight)
+    x[0, 0], weight[0] = 1e60, 1e-150  # so far that its distance from the mean has none of the digits of the mean
+    table = getattr(sparse, f"{form}_array")(x)
+    assert_moments(table, weight)
+    alone, among = (kernels.moments(*arguments(part), weight)[0] for part in (table[:, 2:], table))
+    assert_same(alone, among[:, 2:])  # a column whose center is good is not changed by others
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_squares_that_overflow(form):
+    """Either only about the first value, or about the mean too: then m2 is infinite, and the mean is right."""
+    for values, m2 in (([1e153] + [1.0] * 10_000, 1e306), ([1e200, 1, 1, 2], np.inf), ([1e160, 2e160, 3e160], np.inf)):
+        x = np.array(values)[:, None]
+        parts, _ = kernels.moments(*arguments(getattr(sparse, f"{form}_array")(x)))
+        np.testing.assert_allclose(parts[:3, 0], [len(x), x.mean(), m2 * (1 - 1 / len(x))], rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMATS)

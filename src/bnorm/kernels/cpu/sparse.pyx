@@ -5,7 +5,8 @@ values and their positions along the other axis, and `indptr` says where each ro
 bnorm.kernels.reference_sparse has the same functions in NumPy.
 
 The sums of a column are taken about its first value, so that a constant column is exact. If that value turns out to be
-an outlier, the column is summed once more, about its mean.
+an outlier, the column is summed once more, about its mean. That mean has lost digits too, so if the outlier weighs next
+to nothing this is repeated.
 """
 
 cimport numpy as cnp
@@ -18,6 +19,8 @@ from bnorm.kernels.cpu.threads cimport threads_for
 cdef extern from "formulas.h" nogil:
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     double bn_block_m2(double, double, double)
+    double bn_squares(double, double)
+    bint bn_finite(double)
 
 cnp.import_array()
 
@@ -33,6 +36,7 @@ ctypedef fused index_t:
 
 cdef enum:
     FAR = 16            # the squares about a center may be this many times the squares about the mean
+    MOST_CENTERS = 48   # of a column: each is 15 digits nearer to the mean, and float64 spans 632 of them
     PIECE = 1 << 17     # a piece of rows has at least this many stored values,
     SHARE = 32          # and this many per column: the sums of all pieces take an eighth of the memory of the table
     MAX_PIECES = 64
@@ -75,15 +79,13 @@ cdef inline void add_again(Column* c, double x, double w) noexcept nogil:
         c.square += w * d * d
 
 
-cdef bint is_far(const Column* c) noexcept nogil:
-    """Whether the center was so far from the mean that the squares have lost accuracy."""
-    return c.n != 0 and c.square > FAR * bn_block_m2(c.sum, c.square, 1 / c.n)
-
-
-cdef void recenter(Column* c) noexcept nogil:
-    if c.n != 0:
-        c.center += c.sum / c.n
-    c.sum = c.square = 0
+cdef bint recenter(Column* c) noexcept nogil:
+    """Move a center so far from the mean that squares have lost accuracy, or overflowed. Return whether it moved."""
+    cdef double center = c.center + c.sum / c.n
+    if c.n == 0 or c.square <= FAR * bn_block_m2(c.sum, c.square, 1 / c.n) or not bn_finite(center):
+        return False
+    c.center, center = center, c.center
+    return c.center != center
 
 
 cdef int walk(const value_t* data, const index_t* indices, const index_t* indptr, Py_ssize_t begin, Py_ssize_t end,
@@ -116,15 +118,15 @@ cdef int rows_summed(const value_t* data, const index_t* indices, const index_t*
                      Py_ssize_t end, Py_ssize_t columns, const double* weight, Column* column,
                      Rest* rest) noexcept nogil:
     cdef Py_ssize_t c
-    cdef bint far = False
-    cdef int found = walk(data, indices, indptr, begin, end, columns, weight, column, rest, False)
-    if found & OUTSIDE:
-        return found
-    for c in range(columns):
-        far |= is_far(&column[c])
-    if far:
+    cdef int found = walk(data, indices, indptr, begin, end, columns, weight, column, rest, False), far, _
+    for _ in range(MOST_CENTERS):
+        far = 0
         for c in range(columns):
-            recenter(&column[c])
+            far |= recenter(&column[c])
+        if found & OUTSIDE or not far:
+            break
+        for c in range(columns):
+            column[c].sum = column[c].square = 0
         walk(data, indices, indptr, begin, end, columns, weight, column, rest, True)
     return found
 
@@ -133,15 +135,14 @@ cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t b
                        Py_ssize_t rows, const double* weight, Column* column, Rest* rest) noexcept nogil:
     cdef Py_ssize_t k
     cdef size_t i, least
-    cdef bint again
-    cdef int found = 0
+    cdef int found = 0, centers
     cdef double w = 1
     cdef Column c = column[0]       # in registers
-    for again in range(2):
-        if again:
-            if not is_far(&c):
+    for centers in range(MOST_CENTERS):
+        if centers:
+            if not recenter(&c):
                 break
-            recenter(&c)
+            c.sum = c.square = 0
         least = 0
         for k in range(begin, end):
             i = <size_t>indices[k]
@@ -153,7 +154,7 @@ cdef int column_summed(const value_t* data, const index_t* indices, Py_ssize_t b
                 w = weight[i]
                 if w == 0:
                     continue
-            if again:
+            if centers:
                 add_again(&c, data[k], w)
             else:
                 add(&c, rest, data[k], w, weight != NULL)
@@ -299,6 +300,7 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                     if present < above and zeros > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
                                  zeros, 0.0, 0.0, 0.0)
+                    parts[2 * columns + c] = bn_squares(parts[columns + c], parts[2 * columns + c])
                     if missing == 0:    # so that columns without NaN have one count, however their sums were rounded
                         parts[c] = total
     finally:
