@@ -14,7 +14,10 @@ import pytest
 CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # what is installed has no sources
 FOLDERS = {folder: sorted(folder.glob("*.pxi")) for folder in (CPU, CPU / "loops")}
 HUBS = {CPU: CPU / "entries.pyx", CPU / "loops": CPU / "loops" / "table.pyx"}
-ELSEWHERE = {CPU / "columns.pxi": CPU / "groups.pyx"}  # what another source includes, and no sibling sees
+ELSEWHERE = {  # what another source includes, and no sibling sees
+    CPU / "columns.pxi": CPU / "groups.pyx",
+    CPU / "sparse_zeros.pxi": CPU / "sparse.pyx",
+}
 FILES = [path for folder, paths in FOLDERS.items() for path in paths if path != HUBS[folder]]
 
 

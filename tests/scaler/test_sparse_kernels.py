@@ -91,6 +91,19 @@ def test_squares_that_overflow(form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_zeros_of_little_weight(form):
+    """Their weight is not what is left of that of all rows, which would be rounding errors."""
+    n, rng = 2000, np.random.default_rng(3)
+    x = 1 + 1e-9 * np.arange(n)[:, None] * [0, 1, 1, 1, 1]
+    x[:700, :2] = x[500:600, 2] = x[::2, 3][:800] = x[rng.integers(0, n, 300), 4] = 0
+    x[700:720, 1] = np.nan
+    fade = 0.5 ** (np.arange(n)[::-1] / 30)
+    gaps = fade * (rng.random(n) < 0.5)
+    for rows, weight in ((x, fade), (x, gaps), (x[::-1], fade[::-1].copy()), (x, rng.permutation(fade))):
+        assert_moments(getattr(sparse, f"{form}_array")(rows), weight)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("value", [0.1, 1e-300, -7e18, np.log(1e-5)])
 def test_a_constant_column_is_exact(form, value):
     x = getattr(sparse, f"{form}_array")(np.full((1234, 2), value))

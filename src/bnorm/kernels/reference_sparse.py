@@ -27,8 +27,9 @@ def moments(
         np.add.at(sums, columns, values)
         return sums
 
-    stored = per_column(total[rows].astype(np.longdouble))
-    zeros = np.where(per_column(total[rows] > 0) < (total > 0).sum(), total.sum() - stored, 0)
+    lacks = np.ones(shape, bool)
+    lacks[rows, columns] = False
+    zeros = np.where(lacks, total.astype(np.longdouble).reshape(-1, 1), 0).sum(0)
     count = per_column(w) + zeros
     center = per_column(w * x) / np.where(count == 0, 1, count)
     m2 = per_column(w * (x - center[columns]) ** 2) + zeros * center**2

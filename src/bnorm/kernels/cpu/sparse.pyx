@@ -56,6 +56,8 @@ cdef struct Rest:       # not part of Column, as it is seldom needed
     double missing      # weight of NaN
     double stored       # if there are weights: number of values, including NaN, that have a weight above 0
 
+include "sparse_zeros.pxi"
+
 
 cdef inline void add(Column* c, Rest* rest, double x, double w, bint weighted) noexcept nogil:
     cdef double d
@@ -259,16 +261,19 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     size[1] = columns
     cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
     cdef double* parts = <double*>cnp.PyArray_DATA(result)
-    cdef double total = rows, above = rows, zeros, present, missing
-    cdef Py_ssize_t p, c, i
+    cdef double missing
+    cdef Py_ssize_t p, c
     # Aligned, so that each Column is in one cache line.
     cdef size_t sums = max(<Py_ssize_t>1, pieces * columns)
     cdef void* memory = calloc(sums + 1, sizeof(Column) + sizeof(Rest))
     cdef Column* column = <Column*>((<size_t>memory + sizeof(Column) - 1) // sizeof(Column) * sizeof(Column))
     cdef Rest* rest = <Rest*>(column + sums)
-    if memory == NULL:
-        raise MemoryError
+    cdef Zeros* zeros = <Zeros*>calloc(columns + 1, sizeof(Zeros))
+    cdef double* before = <double*>calloc(rows + 1 if w != NULL else 1, sizeof(double))
+    cdef bint few = False
     try:
+        if memory == NULL or zeros == NULL or before == NULL:
+            raise MemoryError
         with nogil:
             if wide and far:
                 found = summed[double, cnp.int64_t](<double*>x, <cnp.int64_t*>places, <cnp.int64_t*>starts, stored,
@@ -283,28 +288,31 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                 found = summed[float, cnp.int32_t](<float*>x, <cnp.int32_t*>places, <cnp.int32_t*>starts, stored,
                                                    rows, columns, by_column, w, pieces, column, rest)
             if not found & OUTSIDE:
-                if w != NULL:
-                    total = above = 0
-                    for i in range(rows):
-                        total += w[i]
-                        above += w[i] != 0
+                few = find_zeros(column, rest, pieces, columns, rows, w, before, zeros)
+                if few and far:
+                    weigh_zeros[cnp.int64_t](<cnp.int64_t*>places, <cnp.int64_t*>starts, columns if by_column else rows,
+                                             by_column, w, before, zeros)
+                elif few:
+                    weigh_zeros[cnp.int32_t](<cnp.int32_t*>places, <cnp.int32_t*>starts, columns if by_column else rows,
+                                             by_column, w, before, zeros)
                 for c in range(columns):
-                    zeros, present, missing = total, 0, 0
+                    if zeros[c].next >= 0:
+                        zeros[c].weight += weight_of(w, before, zeros[c].next, rows)
+                    missing = 0
                     for p in range(pieces):
                         merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[2 * columns + c],
                               &parts[3 * columns + c])
-                        zeros = zeros - column[p * columns + c].n - rest[p * columns + c].missing
-                        present = present + rest[p * columns + c].stored
                         missing = missing + rest[p * columns + c].missing
-                    # If every value is stored, `zeros` is only the rounding error of the sums of weights.
-                    if present < above and zeros > 0:
+                    if zeros[c].weight > 0:
                         bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
-                                 zeros, 0.0, 0.0, 0.0)
+                                 zeros[c].weight, 0.0, 0.0, 0.0)
                     parts[2 * columns + c] = bn_squares(parts[columns + c], parts[2 * columns + c])
                     if missing == 0:    # so that columns without NaN have one count, however their sums were rounded
-                        parts[c] = total
+                        parts[c] = before[rows] if w != NULL else rows
     finally:
         free(memory)
+        free(zeros)
+        free(before)
     if found & OUTSIDE:
         raise ValueError(f"sparse table: expected indices within its shape, {shape}, got others")
     return result, not found
