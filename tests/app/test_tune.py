@@ -120,7 +120,7 @@ def test_two_generations_of_a_processor_have_a_file_each():
 def test_a_new_process_uses_the_file_and_gives_the_same_bits(own_folder, size):
     path = tuned.file_of(own_folder / "bnorm")
     path.parent.mkdir()
-    path.write_text(tuned.text_of(dict.fromkeys(BUILT_IN, size)))
+    path.write_text(tuned.text_of({name: max(size, tuned.LEAST.get(name, 1)) for name in BUILT_IN}))
     code = DIGEST.format(path=[str(Path(__file__).parent), *sys.path])
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT)
     assert run.stdout.split() == [digest(), str(path)], run.stderr
@@ -128,13 +128,14 @@ def test_a_new_process_uses_the_file_and_gives_the_same_bits(own_folder, size):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\0", b"far = 1\n", "negative", "twice", "unknown", "float", None],
-    ids=["empty", "bytes", "few", "negative", "twice", "unknown", "float", "folder"],
+    [b"", b"\xff\0", b"far = 1\n", "negative", "twice", "unknown", "float", "small", None],
+    ids=["empty", "bytes", "few", "negative", "twice", "unknown", "float", "small", "folder"],
 )
 def test_a_bad_file_is_ignored_with_a_warning(own_folder, content):
     good = tuned.text_of(ELSEWHERE)
     bad = {"negative": good.replace("4194304", "-1", 1), "twice": good + "far = 1\n",
-           "unknown": good.replace("far_two", "farther"), "float": good.replace("4194304", "4e6", 1)}  # fmt: skip
+           "unknown": good.replace("far_two", "farther"), "float": good.replace("4194304", "4e6", 1),
+           "small": tuned.text_of(ELSEWHERE | {"looked": tuned.LEAST["looked"] - 1})}  # fmt: skip
     path = tuned.file_of(own_folder / "bnorm")
     path.parent.mkdir()
     if content is None:
@@ -144,6 +145,19 @@ def test_a_bad_file_is_ignored_with_a_warning(own_folder, content):
     with pytest.warns(RuntimeWarning, match=r"is ignored.*bnorm tune writes it again"):
         tuned.load()
     assert (entries.use_sizes(), tuned.in_use()) == (BUILT_IN, None)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f8"])
+def test_the_least_sizes_of_a_file_are_large_enough(dtype):
+    """A call that looks into the caches looks at lines within its arrays, all eight of them."""
+    entries.use_sizes(**dict.fromkeys(BUILT_IN, 1) | tuned.LEAST)
+    habit = entries.use_habit(through=1, calls=1 << 20, most=20 * MIB)
+    try:
+        y, _ = F.batch_norm(np.ones((tuned.LEAST["looked"] // 64, 8), dtype))
+        F.batch_norm(np.ones((2, 8, tuned.LEAST["looked"] // 128), dtype))
+    finally:
+        entries.use_habit(**habit)
+    assert y.nbytes == tuned.LEAST["looked"]
 
 
 def test_the_environment_turns_it_off(own_folder, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 from . import entries
 
 MOST = 1 << 60  # bytes; more than any array has
+LEAST = {"looked": 1 << 19}  # a look needs 64 KB, and an input of integers may have an eighth of the output's bytes
 _in_use: Path | None = None
 
 
@@ -59,14 +60,15 @@ def text_of(sizes: dict[str, int]) -> str:
 
 
 def sizes_in(text: str) -> dict[str, int]:
-    """Return the sizes in a text from text_of. ValueError unless each size is there once."""
+    """Return the sizes in a text from text_of. ValueError unless each size is there once, and within its bounds."""
     lines = [line.split(" = ") for line in text.splitlines()]
     names = list(entries.use_sizes())
     if sorted(line[0] for line in lines) != sorted(names):
         raise ValueError(f"expected a line for each of {', '.join(names)}")
     for line in lines:
-        if len(line) != 2 or not re.fullmatch("[0-9]{1,19}", line[1]) or not 0 < int(line[1]) <= MOST:
-            raise ValueError(f"{line[0]}: expected a number of bytes from 1 to {MOST}")
+        least = LEAST.get(line[0], 1)
+        if len(line) != 2 or not re.fullmatch("[0-9]{1,19}", line[1]) or not least <= int(line[1]) <= MOST:
+            raise ValueError(f"{line[0]}: expected a number of bytes from {least} to {MOST}")
     return {name: int(size) for name, size in lines}
 
 
