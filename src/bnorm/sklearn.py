@@ -12,6 +12,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
+from bnorm.checks import LIGHTEST
 from bnorm.kernels import BACKENDS, view
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
@@ -36,8 +37,8 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
 
     Differences: results are accurate where scikit-learn's lose digits; a feature that had only NaN gets statistics as
     soon as it has values; a sparse matrix may have duplicate entries; after an error the scaler has not changed. There
-    are no kernels for negative sample weights, for devices other than CPU and CUDA, or for tensors that require a
-    gradient: scikit-learn's own code handles these.
+    are no kernels for sample weights that are negative or add up to less than 1e-290, for devices other than CPU and
+    CUDA, or for tensors that require a gradient: scikit-learn's own code handles these.
 
     Parameters
     ----------
@@ -188,7 +189,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             weight = _table(weight)
             weight = view.dense(weight, np.float64 if issparse(x) else view.weights_dtype(weight))
         by_rows = weight if issparse(x) or self.with_mean or self.with_std else None  # None: rows are only counted
-        if table is None or not (anew or self._readable()) or (weight is not None and (weight < 0).any()):
+        if table is None or not (anew or self._readable()) or (weight is not None and not _weighs_well(weight)):
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
         batch = sparse_tables.moments(x, by_rows) if issparse(x) else _moments(table, by_rows)
@@ -350,6 +351,11 @@ def _validated(check: partial[Any], X: Any, in_place: bool, accept_sparse: Any =
         return x
     dtype = float_types(X, integers=not in_place and not issparse(X))
     return native(check(X, accept_sparse=accept_sparse, dtype=dtype, force_writeable=in_place, ensure_all_finite=False))
+
+
+def _weighs_well(weight: ndarray) -> bool:
+    """Whether the kernels can take these weights: not negative, with a sum that they can divide by, or 0."""
+    return not (weight < 0).any() and not 0 < weight.sum(dtype=np.float64) < LIGHTEST
 
 
 def _moments(x: ndarray, weight: ndarray | None) -> Moments:

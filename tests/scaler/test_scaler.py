@@ -84,13 +84,15 @@ def test_weights_after_none_and_none_after_weights(first):
 
 
 @pytest.mark.parametrize("kind", ["ndarray", "csr_array", "csc_matrix"])
-def test_negative_weights_are_left_to_scikit_learn(kind):
-    x, w = container(values(), kind), np.linspace(-0.2, 1.0, 60)
+@pytest.mark.parametrize("least", [-0.2, 1e-310], ids=["negative", "tiny"])
+def test_some_weights_are_left_to_scikit_learn(kind, least):
+    x, w = container(values(), kind), np.linspace(least, 1.0 if least < 0 else 3e-309, 60)
     ours, theirs = both(with_mean=kind == "ndarray")
     for scaler in (ours, theirs):
         scaler.fit(x).fit(x, sample_weight=w)
     for name in FITTED:
         assert_same(getattr(ours, name), getattr(theirs, name))
+        assert np.isfinite(getattr(ours, name)).all()
 
 
 @pytest.mark.parametrize("kind", ["ndarray", "csr_array", "csc_array"])
