@@ -42,8 +42,11 @@ cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
 
 
 cdef void share(part_t part, void* job, int threads) noexcept nogil:
-    """Run part(job, i) for every i below `threads`, each on its own thread."""
-    bn_share(part, job, threads)
+    """Run part(job, i) for every i below `threads`, each on its own thread; on one alone without a team to judge."""
+    if threads == 1:
+        part(job, 0)
+    else:
+        bn_share(part, job, threads)
 
 
 cdef int allowed() noexcept nogil:
