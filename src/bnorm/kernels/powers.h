@@ -6,9 +6,13 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define BN_FN static __device__ __forceinline__
 #define BN_INLINE BN_FN
+#define BN_NAN (0.0 / 0.0)
+#define BN_INFINITY (1.0 / 0.0)
 #else
 #include <math.h>
 #include <string.h>
+#define BN_NAN NAN      /* some compilers reject a division by 0 */
+#define BN_INFINITY INFINITY
 #define BN_FN static inline
 #if defined(__GNUC__) || defined(__clang__)
 #define BN_ALWAYS inline __attribute__((always_inline))
@@ -19,8 +23,6 @@
 #endif
 #define BN_INLINE static BN_ALWAYS  /* a loop is vectorized only if all that it calls for each value is inlined */
 #endif
-#define BN_NAN (0.0 / 0.0)
-#define BN_INFINITY (1.0 / 0.0)
 
 /* In C, which has no overloading, the names of the following functions end in the type. */
 #ifdef __cplusplus
