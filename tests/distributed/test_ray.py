@@ -122,6 +122,30 @@ def test_types_differ_from_file_to_file(ray, engine):
     assert got.count(None) == 4
 
 
+def test_pandas_blocks(ray, engine):
+    """Their types are not Arrow's. A column of lists has objects, as one of text may have."""
+    import pandas as pd
+
+    frame = table()[0].select(["a", "i", "b", "s"]).to_pandas().astype({"i": "Int32", "s": object})
+    frame.insert(2, "l", table()[0]["l"].to_pylist())
+    ds = ray.data.from_pandas([frame[:60], frame[60:60], frame[60:]])
+    t, names = bnorm.BatchNormTransformer(momentum=None), ["a", "i", "l[0]", "l[1]", "b"]
+    x = table()[1][:, [FEATURES.index(name) for name in names]]
+    want = bnorm.BatchNormTransformer(momentum=None).fit(x)
+    close(engine.fit(t, ds), want)
+    assert list(t.feature_names_in_) == names
+    scaler = engine.BatchNormPreprocessor(["a", "i", "l", "b"])
+    order, y = np.argsort(frame["s"].to_numpy()), want.transform(x)
+    for out in (engine.transform(t, ds), scaler.fit_transform(ds)):
+        got = pa.concat_tables(ray.get(out.to_arrow_refs()), promote_options="permissive").sort_by("s")
+        for i, name in ((0, "a"), (1, "i"), (4, "b")):
+            np.testing.assert_allclose(np.array(got[name].to_pylist(), float), y[order, i], atol=1e-12)
+        rows = [[np.nan] * 2 if row is None else row for row in got["l"].to_pylist()]
+        np.testing.assert_allclose(rows, y[order, 2:4], atol=1e-12)
+    with pytest.raises(ValueError, match=r"ray\.fit: found 0 sample"):
+        engine.fit(t, ray.data.from_pandas(pd.DataFrame({"l": [[1.0]]})[:0]), ["l"])
+
+
 def test_the_aggregate(ray, engine):
     _, x = table()
     ds = in_parts(ray)

@@ -17,9 +17,11 @@ from bnorm.checks import type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NONE, Map, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
+from bnorm.distributed.sums import UNKNOWN
 from bnorm.documents import described
 from bnorm.moments import Moments
 
+SHOWN = 100  # rows of pandas blocks that show what columns of objects contain
 AGGREGATE = "ray.MomentsAggregate"
 IN_PLACE = {"batch_format": "pyarrow", "batch_size": None, "zero_copy_batch": True}  # block by block
 PARAMETERS = table("ray.data.Dataset", "tensors, or lists of numbers")
@@ -145,10 +147,15 @@ def _kinds(who: str, data: Dataset) -> dict[str, int | None]:
     if not isinstance(data, Dataset):
         raise TypeError(f"{who}: data: expected a Dataset of Ray, got {type_name(data)}")
     schema = data.schema()
-    return {} if schema is None else _kinds_of(schema.base_schema)
+    if schema is None:
+        return {}
+    if isinstance(schema.base_schema, pa.Schema):
+        return _kinds_of(schema.base_schema)
+    kinds: dict[str, int | None] = dict.fromkeys(schema.names, UNKNOWN)
+    for batch in data.limit(SHOWN).iter_batches(batch_size=SHOWN, batch_format="pyarrow"):
+        kinds |= _kinds_of(batch.schema)
+    return kinds
 
 
-def _kinds_of(schema: Any) -> dict[str, int | None]:
-    if not isinstance(schema, pa.Schema):  # the schema of pandas blocks
-        schema = pa.schema(list(zip(schema.names, schema.types, strict=True)))
+def _kinds_of(schema: pa.Schema) -> dict[str, int | None]:
     return {field.name: kind_of(field.type) for field in schema}
