@@ -4,7 +4,7 @@ A missing value is NaN. Integers without missing values may stay as they are (`n
 and bools are converted to float64. Other types are not numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -55,10 +55,16 @@ def values(array: Any) -> ndarray:
 
 def numbers(array: Any) -> ndarray:
     """Return an Arrow array of numbers as floats, or as integers if that takes no copy. The result may be read-only."""
+    x = None if array.null_count else _integers(array)
+    return values(array) if x is None else x
+
+
+def _integers(array: Any) -> ndarray | None:
+    """Return an Arrow array of integers, a missing one of which may be any number there; None for other arrays."""
     import pyarrow as pa
 
-    if not pa.types.is_integer(array.type) or array.null_count or array.buffers()[1] is None:
-        return values(array)
+    if not pa.types.is_integer(array.type) or array.buffers()[1] is None:
+        return None
     unsigned = pa.types.is_unsigned_integer(array.type)
     x = in_place(array, np.dtype(f"{'u' if unsigned else 'i'}{array.type.bit_width // 8}"))
     return x if x.flags.aligned else x.copy()
@@ -112,12 +118,13 @@ class Columns:
     """An Arrow table as record batches, each with a column for every feature.
 
     It has the attributes of an array that the transformer uses.
+    arrays: those of Arrow, for `exactly`. Without them, the integers of a column with missing values are rounded.
     """
 
     ndim = 2
 
-    def __init__(self, batches: list[list[ndarray]]) -> None:
-        self.batches = batches
+    def __init__(self, batches: list[list[ndarray]], arrays: Sequence[Sequence[Any]] | None = None) -> None:
+        self.batches, self._arrays = batches, arrays
         self.shape = sum(len(batch[0]) for batch in batches), len(batches[0])
         # of results: integers become float64
         self.dtype: np.dtype[Any] = np.result_type(*(x.dtype if x.dtype.kind == "f" else "f8" for x in batches[0]))
@@ -128,6 +135,12 @@ class Columns:
     def weighted(self, weight: ndarray | None) -> Iterator[tuple[list[ndarray], ndarray | None]]:
         """Return an iterator over the batches, each with the weights of its rows."""
         return ((batch, None if weight is None else weight[rows]) for batch, rows in self._rows())
+
+    def exactly(self, weight: ndarray | None) -> Iterator[list[tuple[ndarray, ndarray | None]]]:
+        """Yield the columns of each batch, each with the weights of its values. A missing integer has weight 0."""
+        for i, (batch, w) in enumerate(self.weighted(weight)):
+            arrays = [None] * len(batch) if self._arrays is None else self._arrays[i]
+            yield [_exactly(x, w, array) for x, array in zip(batch, arrays, strict=True)]
 
     def _rows(self) -> Iterator[tuple[list[ndarray], slice]]:
         """Yield each batch with the slice of its rows."""
@@ -160,6 +173,14 @@ class Columns:
                 x = np.ascontiguousarray(x, self.dtype)
                 normalize(x, np.ascontiguousarray(stats[:, j : j + 1]), out[rows, j])
         return out
+
+
+def _exactly(x: ndarray, weight: ndarray | None, array: Any) -> tuple[ndarray, ndarray | None]:
+    integers = None if array is None else _integers(array)
+    if integers is None or not array.null_count:
+        return (x if integers is None else integers), weight
+    there = present(array)
+    return integers, there if weight is None else there * weight
 
 
 def table_of(who: str, given: Any) -> Any:
@@ -206,8 +227,13 @@ def columns_of(who: str, table: Any) -> Columns:
             f"Found array with 0 sample(s) (shape={table.shape}) while a minimum of 1 is required by {who}."
         )
     check_numbers(f"{who}: X", table)
-    batches = [[numbers(column) for column in batch.columns] for batch in table.to_batches() if batch.num_rows]
-    return Columns(batches)
+    return of_arrays(batch.columns for batch in table.to_batches() if batch.num_rows)
+
+
+def of_arrays(batches: Iterable[Sequence[Any]]) -> Columns:
+    """Return the columns of record batches, which are given as Arrow arrays of numbers."""
+    arrays = list(batches)
+    return Columns([[numbers(array) for array in batch] for batch in arrays], arrays)
 
 
 def check_numbers(who: str, table: Any) -> None:

@@ -78,6 +78,18 @@ def test_features_in_another_order(command, tmp_path):
     assert shown(command, tmp_path / "m.npz")["digest"] == WANT.digest()
 
 
+@pytest.mark.parametrize("more", [[], ["--batch-rows", "2"]], ids=["whole", "cut"])
+def test_integers_of_parquet_are_not_rounded(command, tmp_path, more):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows, state = [2**53 + 1, 2**60 + 3, None, 5], tmp_path / "s.npz"
+    pq.write_table(pa.table({"a": pa.array(rows, pa.int64()), "b": rows[::-1]}), tmp_path / "n.parquet")
+    command("fit", "--exact", tmp_path / "n.parquet", "-o", state, *more)
+    x = np.array([row for row in rows if row is not None])
+    assert bnorm.load(state).digest() == F.moments(np.stack([x, x[::-1]], 1), exact=True).digest()
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_cannot_be_forgotten(command, tmp_path, exact):
     few, many = write(tmp_path / "few.csv", X[:5]), write(tmp_path / "many.csv", X)

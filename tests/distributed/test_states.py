@@ -94,6 +94,19 @@ def test_exact_sums_have_one_digest():
         assert reading.moments(order).digest() == want.digest()
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.int64()), pa.list_(pa.int64(), 2)], ids=str)
+def test_exact_sums_do_not_round_integers(kind):
+    x = np.array([[2**53 + 1, 5], [2**60 + 3, 2**53 + 7], [-1, 0]])
+    rows = [None, *x.tolist()] if kind != pa.int64() else [None, *x[:, 0].tolist()]
+    data, width = pa.table({"v": pa.array(rows, kind), "w": [1, 3, 2, 1]}), 1 if kind == pa.int64() else 2
+    for weight in (None, "w"):
+        reading = Reading.given("test", ["v"], weight, exact=True)
+        t = bnorm.BatchNormTransformer(momentum=None, exact=True)
+        reading.fit(t, [reading.state([data.slice(at, 2)]) for at in (0, 2)])
+        want = F.moments(x[:, :width], exact=True, weight=None if weight is None else [3, 2, 1])
+        assert t.digest() == want.digest()
+
+
 def test_the_map_normalizes_its_columns_and_no_other():
     data, x = table()
     t = bnorm.BatchNormTransformer(momentum=None).fit(x)

@@ -31,6 +31,37 @@ def check(t, want=WANT, ddof=0):
     np.testing.assert_array_equal(t.n_samples_seen_, want.count)
 
 
+LARGE = np.array([[2**53 + 1], [2**60 + 3], [5], [2**53 + 1]])  # float64 cannot hold them
+
+
+def _dask(x):
+    return pytest.importorskip("dask.array").from_array(x, chunks=2)
+
+
+def _dask_frame(x):
+    frame = pytest.importorskip("pandas").DataFrame({"a": x[:, 0]})
+    return pytest.importorskip("dask.dataframe").from_pandas(frame, npartitions=2)
+
+
+def _arrow(x):
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="a table of pyarrow")
+    column = pa.array(np.insert(x[:, 0], 2, 7), mask=np.arange(len(x) + 1) == 2)
+    return pa.concat_tables([pa.table({"a": column.slice(a, n)}) for a, n in ((0, 2), (2, 3))])
+
+
+@pytest.mark.parametrize("of", [np.asfortranarray, _dask, _dask_frame, _arrow])
+@pytest.mark.parametrize("kind", [np.int64, np.uint64], ids=lambda kind: kind.__name__)
+def test_integers_are_not_rounded(of, kind):
+    """Arrow's have a missing value too, alone in its batch or not."""
+    table, want = of(LARGE.astype(kind)), F.moments(LARGE, exact=True)
+    t = exact().fit(table)
+    check(t, want)
+    check(t.partial_fit(table).forget(table), want)
+    if of is _arrow:
+        check(exact().partial_fit(table[:3]).partial_fit(table[3:]), want)
+        check(exact().fit(table, sample_weight=[3, 1, 9, 0, 2]), F.moments(LARGE, exact=True, weight=[3, 1, 0, 2]))
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_any_order_and_any_cut(ddof):
     check(exact(ddof=ddof).fit(X), ddof=ddof)

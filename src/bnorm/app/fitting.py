@@ -187,7 +187,10 @@ def _told(stream: Stream, fitted: Fitted, skip: int, most: int, weight: str | No
             done += stop - start
             some = [column[start:stop] for column in columns] if stop - start < batch.num_rows else columns
             place = stream.place._replace(before=stream.row + start)
-            rows = Rows(some, stream.numbers[: len(some)], place)
+            given = None
+            if fitted.sums is not None:
+                given = [column.slice(start, stop - start) for column in batch.columns[: len(some)]]
+            rows = Rows(some, stream.numbers[: len(some)], place, given)
             when = None if times is None else Times.of(times.ns[start:stop], times.kind, times.column)
             try:
                 pieces.append(piece_of(fitted, rows, None if w is None else w[start:stop], when))

@@ -15,12 +15,17 @@ from bnorm.transformer.tables import InColumns, refuse_infinity_in
 
 
 class Rows(InColumns):
-    """A table of some rows of a file. Steps and sums of rows with infinity are an error that names the place."""
+    """A table of some rows of a file. Steps and sums of rows with infinity are an error that names the place.
+
+    arrays: the columns as Arrow's, for exact sums.
+    """
 
     __slots__ = ("_found", "_names", "_place")
 
-    def __init__(self, columns: Sequence[ndarray], names: Sequence[str], place: Place) -> None:
-        super().__init__(arrow.Columns([list(columns)]))
+    def __init__(
+        self, columns: Sequence[ndarray], names: Sequence[str], place: Place, arrays: Sequence[Any] | None = None
+    ) -> None:
+        super().__init__(arrow.Columns([list(columns)], arrays and [arrays]))
         self._names, self._place = names, place
         self._found: tuple[ndarray, ndarray] | None = None  # moments and extremes
 

@@ -176,12 +176,17 @@ class Reading(Partitions):
         for kind, run in groupby(zip(kinds, self.columns, strict=True), key=lambda pair: pair[0]):
             names = [name for _, name in run]
             if kind == NUMBER:
-                columns = [arrow.values(batch.column(name)) for name in names]
-                yield [NUMBER] * len(names), InColumns(arrow.Columns([columns]))
+                yield [NUMBER] * len(names), InColumns(arrow.of_arrays([[batch.column(name) for name in names]]))
                 continue
             for name in names:
-                x = None if kind == UNKNOWN else vectors.rows_of(self.who, name, batch.column(name))
-                yield ([UNKNOWN], None) if x is None else ([x.shape[1]], Dense(x))
+                column = batch.column(name)
+                x = None if kind == UNKNOWN else vectors.rows_of(self.who, name, column)
+                if x is None:
+                    yield [UNKNOWN], None
+                elif self.exact and vectors.has_integers(column.type):
+                    yield [x.shape[1]], InColumns(arrow.of_arrays([vectors.items_of(column, x.shape[1])]))
+                else:
+                    yield [x.shape[1]], Dense(x)
 
 
 class Mapping:

@@ -31,6 +31,21 @@ def _item(kind: Any) -> Any:
     return kind.value_type if lists else None
 
 
+def has_integers(kind: Any) -> bool:
+    """Whether columns of an Arrow type contain vectors of integers."""
+    import pyarrow as pa
+
+    return (item := _item(kind)) is not None and pa.types.is_integer(item)
+
+
+def items_of(column: Any, length: int) -> list[Any]:
+    """Return an Arrow array of lists of one length as that many Arrow arrays. They are missing where the list is."""
+    import pyarrow.compute as pc
+
+    column = getattr(column, "storage", column)
+    return [pc.list_element(column, i) for i in range(length)]
+
+
 def rows_of(who: str, name: str, column: Any) -> ndarray | None:
     """Return an Arrow array of vectors as floats (rows, length); None if all of them are missing."""
     import pyarrow as pa

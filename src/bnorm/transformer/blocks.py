@@ -20,13 +20,15 @@ from bnorm.transformer.weights import refuse_no_weight
 class Blocks:
     """A lazy collection of an engine, as a table of floats in blocks of rows. Making this object computes nothing.
 
-    validate: converts a sample of X to floats, or raises the error. convert: converts a block to floats, on a worker.
+    validate: converts a sample of X to floats, or raises the error.
+    convert: converts a block to floats, on a worker; with integers=True it may keep integers.
     """
 
-    def __init__(self, engine: Any, X: Any, validate: Callable[[Any], Any], convert: Callable[[Any], Any]) -> None:
-        self.engine, self._validate, self._collection = engine, validate, engine.Collection(WHO, X)
+    def __init__(self, engine: Any, X: Any, validate: Callable[[Any], Any], convert: Callable[..., Any]) -> None:
+        self.engine, self._validate, self._convert = engine, validate, convert
+        self._collection = engine.Collection(WHO, X)
         like = validate(self._collection.sample)[:0]
-        self.dtype: np.dtype[Any] = like.dtype
+        self._like, self.dtype = like, like.dtype
         self.kind = type(like)
         self.shape = (self._collection.rows, like.shape[1])
         self.rows = 0 if isnan(self.shape[0]) else int(self.shape[0])  # if the number is unknown, a reduction sets it
@@ -41,6 +43,7 @@ class Blocks:
         return found
 
     def exact(self, weight: Any) -> Moments:
+        self._collection.floats(partial(self._convert, integers=True), self._like)  # as floats they would be rounded
         return Moments._beside(self._reduced(weight, Dense.exact, Moments.merge))
 
     def steps(self, weight: Any, clock: Clock | None, ddof: int) -> list[Step]:

@@ -159,7 +159,7 @@ class InColumns(Dense):
 
     def exact(self, weight: ndarray | None) -> Moments:
         parts = [
-            Moments._beside([_exact(column[:, None], w) for column in batch]) for batch, w in self.x.weighted(weight)
+            Moments._beside([_exact(column[:, None], w) for column, w in batch]) for batch in self.x.exactly(weight)
         ]
         return self._merged(parts, weight)
 
