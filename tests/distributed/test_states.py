@@ -4,38 +4,16 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from sklearn.exceptions import NotFittedError
 
 import bnorm
 import bnorm.functional as F
 from bnorm.distributed import sums
-from bnorm.distributed.engine import NONE, NUMBER, Map, Reading
+from bnorm.distributed.engine import NUMBER, Map, Reading
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.files import container
-from engine_parts import ROWS, close, kinds, parts_of
+from engine_parts import ROWS, close, kinds, parts_of, spark_vectors
 
 pa = pytest.importorskip("pyarrow")
-
-
-def spark_vectors(x, sparse):
-    """Rows as Spark's vectors: some of them sparse, with their zeros left out. None is missing."""
-    kind = pa.struct(
-        [
-            ("type", pa.int8()),
-            ("size", pa.int32()),
-            ("indices", pa.list_(pa.int32())),
-            ("values", pa.list_(pa.float64())),
-        ]
-    )
-    rows = [
-        None
-        if row is None
-        else {"type": 0, "size": len(row), "indices": np.flatnonzero(row), "values": row[row != 0]}
-        if few
-        else {"type": 1, "values": row}
-        for row, few in zip(x, sparse, strict=True)
-    ]
-    return pa.array(rows, kind)
 
 
 def table(seed=0):
@@ -172,46 +150,6 @@ def test_features_without_names():
             Map.of("test", t, kinds(data) | {"r": 1, "a": 0, "b": 0, "c": 0}, columns)
 
 
-@pytest.mark.parametrize("item", [pa.float32(), pa.int8()], ids=str)
-@pytest.mark.parametrize("kind", ["sparse", "large list", "tensor"])
-def test_vectors_of_every_kind(kind, item):
-    def tensor(item):
-        return pa.fixed_shape_tensor(item, [1, 2], dim_names=["d", "e"], permutation=[1, 0])
-
-    x = np.arange(12.0).reshape(6, 2)
-    rows = [*x[:5], None]
-    if kind == "sparse":
-        column = spark_vectors(rows, [True] * 6)
-    elif kind == "large list":
-        column = pa.array(rows, pa.large_list(item))
-    else:
-        column = pa.ExtensionArray.from_storage(tensor(item), pa.array(rows, pa.list_(item, 2)))
-    data = pa.table({"v": column})
-    reading = Reading.of("test", kinds(data), None, None)
-    t = reading.fit(bnorm.BatchNormTransformer(), [reading.state([data])])
-    np.testing.assert_array_equal(t.mean_, x[:5].mean(0))
-    got = Map.of("test", t, kinds(data), None).table(data)["v"]
-    wide = item if item == pa.float32() else pa.float64()
-    wanted = {"sparse": column.type, "large list": pa.large_list(wide)}
-    assert got.type == wanted.get(kind, tensor(wide))
-    rows = [row["values"] if isinstance(row, dict) else row for row in got.to_pylist()]
-    np.testing.assert_allclose(rows[:5], bnorm.BatchNormTransformer().fit_transform(x[:5]), rtol=1e-6)
-    assert rows[5] is None
-
-
-def test_vectors_in_a_column_whose_name_has_brackets():
-    data = pa.table({"v[0]": [[1.0, 2.0], [3.0, 6.0]], "n[1]": [1.0, 5.0]})
-    reading = Reading.of("test", kinds(data), None, None)
-    t = bnorm.BatchNormTransformer()
-    with pytest.raises(NotFittedError):
-        Map.of("test", t, kinds(data), None)
-    reading.fit(t, [reading.state([data])])
-    assert list(t.feature_names_in_) == ["v[0][0]", "v[0][1]", "n[1]"]
-    got = Map.of("test", t, kinds(data), None).table(data)
-    assert got.to_pydict() == {"v[0]": [[-1.0, -1.0], [1.0, 1.0]], "n[1]": [-1.0, 1.0]}
-    assert reading.state([data.to_batches()[0].slice(0, 0)]) == NONE
-
-
 def test_types_may_differ_from_file_to_file():
     x = np.arange(24.0).reshape(12, 2)
     files = [
@@ -287,18 +225,6 @@ def test_wrong_columns_are_told_before_data_are_read_and_by_each_part():
         Reading.of("test", kinds(table_with(s=["x", "y"])), ["s"], None)
     with pytest.raises(ValueError, match=r"test: expected a column 'b', got 'a'"):
         Reading.given("test", ["b"]).state([table_with()])
-
-
-def test_vectors_of_another_length():
-    reading = Reading.given("test", ["v"])
-    states = [reading.state([pa.table({"v": [[1.0] * n]})]) for n in (2, 3)]
-    with pytest.raises(ValueError, match="column 'v': expected the same in all rows, got vectors of length 2 and"):
-        reading.merged(states)
-    t = reading.fit(bnorm.BatchNormTransformer(), states[:1])
-    with pytest.raises(ValueError, match="column 'v': expected vectors of length 2, got 3"):
-        Map.of("test", t, {"v": 1}, None).table(pa.table({"v": [[1.0] * 3]}))
-    with pytest.raises(ValueError, match=r"expected the sums of the columns v, got w"):
-        reading.merged([states[0], Reading.given("test", ["w"]).state([pa.table({"w": [1.0]})])])
 
 
 def test_bytes_that_are_no_state():

@@ -4,6 +4,7 @@ A new engine gives the record batches of each partition to `Reading.state`, all 
 to a `Map`. `docs/distributed.md` shows one.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Mapped
@@ -248,14 +249,15 @@ class Map(Mapping):
         if names is not None:
             if columns is not None:
                 raise ValueError(f"{who}: columns: expected None, as the features have names, got {list(columns)}")
-            places = _places(who, list(names), kinds)
+            places, order = _places(who, list(names), kinds)
             refuse_others(who, places, kinds)
             for name, (_, n) in places.items():
                 if name not in names and kinds[name] == NUMBER:
                     raise ValueError(f"{who}: column {name!r}: expected vectors of length {n}, got numbers")
         else:
             places = _unnamed(who, t.n_features_in_, Reading.of(who, kinds, columns, None).columns, kinds)
-        return cls(who, places, np.array(t._state.forward()))
+            order = list(range(t.n_features_in_))
+        return cls(who, places, np.array(t._state.forward())[:, order])
 
     def replaced(self, batch: Any) -> dict[str, Any]:
         return {name: self._mapped(name, batch.column(name)) for name in self.columns}
@@ -337,15 +339,28 @@ def filled(tables: Iterable[Any]) -> Iterator[Any]:
                 yield batch
 
 
-def _places(who: str, names: list[str], known: Collection[str]) -> dict[str, tuple[int, int]]:
-    """The columns of features with these names: a[0], a[1], ... are the items of vectors in a column a."""
-    places: dict[str, tuple[int, int]] = {}
+def _places(who: str, names: list[str], known: Collection[str]) -> tuple[dict[str, tuple[int, int]], list[int]]:
+    """The columns of features with these names, and the features in the order of these columns.
+
+    x[0], x[1], ... are the items of vectors in a column x. They may come in any order, as in a sorted table.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
     for i, name in enumerate(names):
-        column = name if name in known or not name.endswith("]") else name[: name.rindex("[")]
-        start, n = places.get(column, (i, 0))
-        places[column] = start, n + 1
-    refuse_unknown(who, places, known)
-    return places
+        item = None if name in known else re.fullmatch(r"(.*)\[(0|[1-9][0-9]*)\]", name, re.DOTALL)
+        column, number = (name, -1) if item is None else (item[1], int(item[2]))
+        found.setdefault(column, []).append((number, i))
+    refuse_unknown(who, found, known)
+    places: dict[str, tuple[int, int]] = {}
+    order: list[int] = []
+    for column, items in found.items():
+        numbers, features = zip(*sorted(items), strict=True)
+        n = len(items)
+        if numbers not in ((-1,), tuple(range(n))):
+            got = ", ".join(names[i] for _, i in items)
+            raise ValueError(f"{who}: column {column!r}: expected the features {column}[0] to {column}[n], got {got}")
+        places[column] = len(order), n
+        order += features
+    return places, order
 
 
 def _unnamed(who: str, features: int, columns: Sequence[str], kinds: Kinds) -> dict[str, tuple[int, int]]:
