@@ -156,10 +156,20 @@ def test_a_part_without_weight():
             got = reading.fit(clone(t), order)
             if at is None:
                 assert got.groups_.tolist() == want.groups_.tolist()
+            else:
+                assert got._state.statistics.rows == ROWS
             for name in ("mean_", "scale_") if at else ("means_", "counts_"):
                 np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-12)
         with pytest.raises(ValueError, match="at least one non-zero"):
             reading.fit(t, states[:1])
+        odd = [
+            ("f", pa.array([np.inf] * 20, pa.float32()), "infinity"),
+            ("at", pa.nulls(20, data["at"].type), "times: "),
+        ]
+        for name, column, message in odd[: 2 if at else 1]:  # as in memory, wherever the rows are cut
+            wrong = parts[0].set_column(data.column_names.index(name), name, column)
+            with pytest.raises(ValueError, match=message):
+                reading.state([wrong])
 
 
 def test_a_map_of_groups_stays_as_it_is():

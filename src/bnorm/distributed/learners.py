@@ -142,15 +142,12 @@ class Learning(Partitions):
         table = batch.select(each_once(*self.columns, self.times))
         t, before = (clone(self.t), 0.0) if part is None else part
         own = float(batch.num_rows if weight is None else weight.sum())
-        if hasattr(t, "by"):
-            t._move(table, weight, self.times, some=False)  # the keys of rows without weight count
-        elif own:
-            t.partial_fit(table, sample_weight=weight, times=self.times)
+        t._move(table, weight, self.times, some=False)  # the keys and the times of rows without weight count
         return Part(t, before + own)
 
 
 class Part(NamedTuple):
-    """The transformer of some rows, and their weight. If that is 0, a transformer without groups is not fitted."""
+    """The transformer of some rows, and their weight."""
 
     t: Any
     weight: float
@@ -196,7 +193,7 @@ class GroupMap(Mapping):
 
 
 def _merged(parts: list[Part]) -> Part:
-    first, *others = [part.t for part in parts if part.weight or hasattr(part.t, "by")] or [parts[0].t]
+    first, *others = [part.t for part in parts]
     for other in others:
         first.merge(other)
     return Part(first, sum(part.weight for part in parts))

@@ -235,13 +235,17 @@ class BatchNormTransformer(
         if is_iterable(X):
             iterables.learn(self, X, sample_weight, times)
             return self
+        return self._move(X, sample_weight, times)
+
+    def _move(self, X: Any, sample_weight: Any, times: Any, some: bool = True) -> Self:
+        """`partial_fit` of one table. some: refuse a batch in which no row has weight; otherwise only time goes on."""
         if "_state" not in self.__dict__:
-            return self._begin(X, sample_weight, times, whole=False)
+            return self._begin(X, sample_weight, times, whole=False, some=some)
         changed = parameters.changed(self)
         X, times, column = separated(WHO, X, times)
         state, x = self._state, self._table(X)
         when = self._times(x, times, column)
-        weight = None if sample_weight is None else x.weights(sample_weight)
+        weight = None if sample_weight is None else x.weights(sample_weight, some)
         if x.rows == 1:
             self._tell_of_single_rows(state)
         if changed:
@@ -339,13 +343,13 @@ class BatchNormTransformer(
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:  # scikit-learn's HTML shows it too
         return parameters.shown(self, super().__repr__(N_CHAR_MAX))
 
-    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool) -> Self:
-        """A new state from X. Nothing is assigned until all of it has succeeded."""
+    def _begin(self, X: Any, sample_weight: Any, times: Any, whole: bool, some: bool = True) -> Self:
+        """A new state from X. Nothing is assigned until all of it has succeeded. some: as in `_move`."""
         parameters.check(self)
         X, times, column = separated(WHO, X, times)
         x, names = new_table(self, X)
         when = self._times(x, times, column)
-        weight = None if sample_weight is None else x.weights(sample_weight)
+        weight = None if sample_weight is None else x.weights(sample_weight, some)
         state = State(x, {name: getattr(self, name) for name in IN_STATE})
         if whole:
             state.begin(x, weight, when)
