@@ -350,11 +350,9 @@ def test_a_backward_without_a_forward_on_one_rank():
     all_of(2, one_fails)
 
 
-def test_ranks_that_differ_in_settings():
-    def differ(rank, comm):
-        return layer(comm, momentum=0.1 * (rank + 1))(X)
-
-    for error in in_threads(2, differ):
+@pytest.mark.parametrize("options", [{"momentum": 0.2}, {"dtype": "float32"}], ids=str)
+def test_ranks_that_differ_in_settings(options):
+    for error in in_threads(2, lambda r, comm: layer(comm, **options if r else {})(X)):
         assert isinstance(error, ValueError)
         assert "expected the same settings on all ranks" in str(error)
 

@@ -7,6 +7,7 @@ import bnorm
 from bnorm.checks import NonFiniteError
 from compare import assert_close, assert_same
 from layer_oracle import LAYOUTS, held
+from ranks import in_threads
 
 C = 4
 SIZES = (2, 7, 3)
@@ -363,3 +364,25 @@ def test_recomputation_counts_once():
         bn(x)
     assert_same(bn.backward(dy), once.backward(dy))
     assert held(bn) == held(once)
+
+
+@pytest.mark.parametrize(
+    "ways", [([], [False]), ([False], [True]), ([False], [False, False])], ids=["on one", "replaced on one", "twice"]
+)
+def test_ranks_that_pool_otherwise(ways):
+    """Each way is two batches, and their running statistics would differ."""
+
+    def steps(rank, comm):
+        bn = bnorm.BatchNorm1d(3, comm=comm)
+        x = np.random.default_rng(rank).standard_normal((8, 3))
+        for replace in ways[rank]:
+            with bn.pooled_stats(replace):
+                for _ in range(3 - len(ways[rank])):
+                    bn(x)
+        for _ in range(0 if ways[rank] else 2):
+            bn(x)
+
+    for error in in_threads(2, steps):
+        assert isinstance(error, ValueError)
+        assert "expected the same settings on all ranks, got" in str(error)
+        assert "'pooled_stats': 'batch" in str(error)

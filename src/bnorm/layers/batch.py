@@ -31,7 +31,9 @@ WEIGHT = (
 class BatchNorm(Tracking):
     """The base class of batch norm for each number of dimensions."""
 
-    __slots__ = ("_group", "_on_single")
+    __slots__ = ("_group", "_on_single", "_replaces")
+
+    _replaces: bool  # inside pooled_stats: its argument `replace`
 
     _SINGLE = ("cuda",)
 
@@ -162,7 +164,7 @@ class BatchNorm(Tracking):
         if running is None:
             yield
             return
-        pool = running.pool()
+        pool, self._replaces = running.pool(), replace
         with self._block(pool):
             yield
         try:
@@ -178,6 +180,9 @@ class BatchNorm(Tracking):
     def _kernels_of_all(self, group: Group) -> Shared:
         settings = {"eps": self._eps, "on_single": self._on_single, "tracking": self._moving is not None}
         settings |= {name: getattr(self._running, name) for name in ("momentum", "ddof", "nonfinite")}
+        settings |= {"dtype": self._running.mean.dtype.name, "pooled_stats": None}
+        if self._moving not in (None, self._running):
+            settings["pooled_stats"] = f"batch {self._moving.batches + 1}, replace={self._replaces}"
         return Shared(group.comm, self._who, BACKENDS[self._kind], tuple(settings.items()))
 
     def _single_value(self, shape: tuple[int, ...], weight: "ArrayLike | None") -> checks.SingleValueError:
