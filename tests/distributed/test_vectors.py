@@ -84,3 +84,23 @@ def test_vectors_of_another_length():
         Map.of("test", t, {"v": 1}, None).table(pa.table({"v": [[1.0] * 3]}))
     with pytest.raises(ValueError, match=r"expected the sums of the columns v, got w"):
         reading.merged([states[0], Reading.given("test", ["w"]).state([pa.table({"w": [1.0]})])])
+
+
+def test_a_batch_without_any_vector():
+    """Even their type may be missing, as in some files of many."""
+    tables = [pa.table({"v": [[1.0, 2.0], [3.0, 6.0]], "a": [1, 3]}), pa.table({"v": pa.nulls(2), "a": pa.nulls(2)})]
+    reading = Reading.given("test", ["v", "a"])
+    t = reading.fit(bnorm.BatchNormTransformer(), [reading.state(tables)])
+    mapping = Map.of("test", t, kinds(tables[0]), None)
+    found, missing = map(mapping.table, tables)
+    assert missing.schema == mapping.batch(tables[1].to_batches()[0].slice(0, 0)).schema
+    assert missing["v"].null_count == missing["a"].null_count == 2
+    assert pa.concat_tables([found, missing], promote_options="default").slice(0, 2).equals(found)
+    for length, of in ((2, t), (1, reading.fit(bnorm.BatchNormTransformer(), [reading.state([_of_one(tables[0])])]))):
+        mapping = Map.of("test", of, kinds(tables[0]), None)
+        with pytest.raises(ValueError, match=f"^test: column 'v': expected vectors of length {length}, got numbers$"):
+            mapping.table(pa.table({"v": [1.0], "a": [1.0]}))
+
+
+def _of_one(table):
+    return table.set_column(0, "v", pa.array([[v[0]] for v in table["v"].to_pylist()]))

@@ -233,7 +233,7 @@ class Mapping:
 class Map(Mapping):
     """(x - mean) scale + shift.
 
-    columns  their names, each with the place of its first feature and the number of its features
+    columns  their names, each with the place of its first feature and its width: NUMBER or the length of its vectors
     stats    (5, features), as the kernels take them
     """
 
@@ -251,9 +251,9 @@ class Map(Mapping):
                 raise ValueError(f"{who}: columns: expected None, as the features have names, got {list(columns)}")
             places, order = _places(who, list(names), kinds)
             refuse_others(who, places, kinds)
-            for name, (_, n) in places.items():
-                if name not in names and kinds[name] == NUMBER:
-                    raise ValueError(f"{who}: column {name!r}: expected vectors of length {n}, got numbers")
+            for name, (_, width) in places.items():
+                if kinds[name] == NUMBER and width != NUMBER:
+                    raise _no_vectors(who, name, width, "numbers")
         else:
             places = _unnamed(who, t.n_features_in_, Reading.of(who, kinds, columns, None).columns, kinds)
             order = list(range(t.n_features_in_))
@@ -263,22 +263,31 @@ class Map(Mapping):
         return {name: self._mapped(name, batch.column(name)) for name in self.columns}
 
     def _mapped(self, name: str, column: Any) -> Any:
-        start, features = self.columns[name]
-        stats = self.stats[:, start : start + features]
-        if _kind(self.who, name, column) == VECTOR:
+        start, width = self.columns[name]
+        features = max(width, 1)
+        stats = np.ascontiguousarray(self.stats[:, start : start + features])
+        kind = _kind(self.who, name, column)
+        if kind == VECTOR:
             x = vectors.rows_of(self.who, name, column)
             if x is not None and x.shape[1] != features:
-                raise ValueError(
-                    f"{self.who}: column {name!r}: expected vectors of length {features}, got {x.shape[1]}"
-                )
-            return vectors.array(None if x is None else Dense(x).mapped(np.ascontiguousarray(stats), False), column)
+                raise _no_vectors(self.who, name, features, x.shape[1])
+            return vectors.array(None if x is None else Dense(x).mapped(stats, False), column)
+        if width != NUMBER:
+            if kind == UNKNOWN:
+                return column
+            raise _no_vectors(self.who, name, width, "numbers")
         x = arrow.values(column)
         out = arrow.empty(len(x), x.dtype)
         try:
-            arrow.normalize(x, np.ascontiguousarray(stats), out)
+            arrow.normalize(x, stats, out)
         except FloatingPointError:
             raise infinite(x) from None
         return arrow.array(out, column)
+
+    def field(self, field: Any) -> Any:
+        """As for every mapping; but of vectors that are all missing, even the type may be: then it stays so."""
+        missing = field.name in self.columns and kind_of(field.type) == UNKNOWN
+        return field if missing and self.columns[field.name][1] != NUMBER else super().field(field)
 
 
 def refuse_unnamed(who: str, **given: Any) -> None:
@@ -319,6 +328,10 @@ def _named(who: str, columns: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _no_vectors(who: str, name: str, length: int, got: Any) -> ValueError:
+    return ValueError(f"{who}: column {name!r}: expected vectors of length {length}, got {got}")
+
+
 def _kind(who: str, name: str, column: Any) -> int:
     kind = kind_of(column.type)
     if kind is None:
@@ -354,11 +367,11 @@ def _places(who: str, names: list[str], known: Collection[str]) -> tuple[dict[st
     order: list[int] = []
     for column, items in found.items():
         numbers, features = zip(*sorted(items), strict=True)
-        n = len(items)
-        if numbers not in ((-1,), tuple(range(n))):
+        width = NUMBER if numbers == (-1,) else len(items)
+        if width and numbers != tuple(range(width)):
             got = ", ".join(names[i] for _, i in items)
             raise ValueError(f"{who}: column {column!r}: expected the features {column}[0] to {column}[n], got {got}")
-        places[column] = len(order), n
+        places[column] = len(order), width
         order += features
     return places, order
 
@@ -371,7 +384,7 @@ def _unnamed(who: str, features: int, columns: Sequence[str], kinds: Kinds) -> d
         raise ValueError(f"{who}: columns: expected columns of {features} features, got {', '.join(columns)}")
     places, start = {}, 0
     for name in columns:
-        n = length if name in wide else 1
-        places[name] = start, n
-        start += n
+        width = length if name in wide else NUMBER
+        places[name] = start, width
+        start += max(width, 1)
     return places
