@@ -194,6 +194,8 @@ BAD = [
     (table_with(b=[1.0, np.inf]), {"columns": None}, r"Input X contains infinity"),
     (table_with(v=[[1.0], [1.0, 2.0]]), {"columns": None}, r"column 'v': expected vectors of one length.* got 1 to 2"),
     (table_with(v=pa.array([[], []], pa.list_(pa.float64()))), {"columns": None}, r"at least 1, got 0 to 0"),
+    (table_with(b=[1.7e308, -1.7e308]), {"columns": None}, r"Input X contains infinity or a value too large"),
+    (table_with(w=[1.7e308, 1.7e308]), {"columns": ["a"], "sample_weight": "w"}, r"sample_weight: expected a sum that"),
     (table_with().slice(0, 0), {"columns": None}, r"found 0 sample\(s\) in columns \['a'\]"),
 ]
 

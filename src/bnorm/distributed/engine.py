@@ -159,6 +159,7 @@ class Reading(Partitions):
             raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
         return sums.complete()
 
+    @np.errstate(over="ignore")  # of the sum of weights
     def _sums(self, batch: Any) -> Sums:
         refuse_unknown(self.who, self.names, batch.schema.names)
         weight = self._weights(batch)

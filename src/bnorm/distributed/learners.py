@@ -134,6 +134,7 @@ class Learning(Partitions):
     def _together(self, states: Iterable[bytes]) -> "Part | None":
         return merged_in_order(_merged, (pickle.loads(state) for state in states if state != NONE))
 
+    @np.errstate(over="ignore")  # of the sum of weights
     def _learned(self, part: "Part | None", batch: Any) -> "Part":
         from sklearn import clone
 

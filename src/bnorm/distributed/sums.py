@@ -112,7 +112,8 @@ def empty(exact: bool, features: int) -> Moments:
 
 
 def _plain(parts: Any) -> Moments:
-    if parts.ndim != 2 or len(parts) != 4 or parts.dtype != np.float64 or not (parts[[0, 2]] >= 0).all():
+    sound = parts.ndim == 2 and len(parts) == 4 and parts.dtype == np.float64
+    if not sound or not (parts[0] >= 0).all() or (parts[2] < 0).any():  # m2 is NaN if float64 cannot hold the sums
         raise ValueError(f"parts of shape {parts.shape} and type {parts.dtype}")
     return Moments._from_parts(parts)
 

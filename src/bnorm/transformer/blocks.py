@@ -91,6 +91,7 @@ class Part(NamedTuple):
     weight: float  # of these rows
 
     @classmethod
+    @np.errstate(over="ignore")  # of the sum of weights
     def of(cls, compute: Callable[..., Any], x: ndarray, weight: Any = None) -> "Part | None":
         """Return the part of one block; None if it has no rows."""
         if not len(x) and (weight is None or not len(weight)):

@@ -35,6 +35,7 @@ def _plainly_good(given: Any, n: int) -> bool:
         return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum(dtype=np.float64) < np.inf)
 
 
+@np.errstate(over="ignore")  # of the sum
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
     """Return weights of n rows on a device, or of a block, in which all may be zero.
 
