@@ -232,6 +232,8 @@ def test_weights_in_other_partitions_than_the_rows(shuffled):
     for x, w in ((lazy[["a"]], lazy["w"].repartition(npartitions=2)), (lazy[["a"]], lazy[["w"]])):
         with pytest.raises(ValueError, match=r"BatchNormTransformer: sample_weight: expected (\(6,\) blocks|shape)"):
             bnorm.BatchNormTransformer().fit(x, sample_weight=w)
+    with pytest.raises(TypeError, match=r"sample_weight: expected a Dask Series with the 6 partitions .* got ndarray$"):
+        bnorm.BatchNormTransformer().fit(lazy[["a"]], sample_weight=W)
 
 
 def test_names_are_checked_before_anything_is_computed():

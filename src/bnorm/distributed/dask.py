@@ -49,8 +49,14 @@ class Collection:
 
     def weights(self, sample_weight: Any) -> Any:
         """Return the weights of rows, in the blocks of this table."""
-        beside = is_beside(self._X, sample_weight)
-        return sample_weight if beside else aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
+        if is_beside(self._X, sample_weight):
+            return sample_weight
+        if self._is_frame and not dask.is_dask_collection(sample_weight):
+            raise TypeError(
+                f"{self._who}: sample_weight: expected a Dask Series with the {self._X.npartitions} partitions of X, "
+                f"such as one of its columns, as their sizes are not known, got {type(sample_weight).__name__}"
+            )
+        return aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
 
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
@@ -96,7 +102,8 @@ def fit(
     columns : sequence of str, optional
         The features, columns of a DataFrame. By default all columns of numbers and bools.
     sample_weight : str, Series or array, optional
-        The weights of the rows, or the name of their column. For times it must be a name.
+        The weights of the rows, or the name of their column. For times it must be a name; for a DataFrame, a name or a
+        Dask collection with its partitions.
     times : str, optional
         The column of the times of the rows, for a half-life that is a length of time.
 
