@@ -53,6 +53,18 @@ def test_vectors_in_a_column_whose_name_has_brackets():
     assert reading.state([data.to_batches()[0].slice(0, 0)]) == NONE
 
 
+def test_a_column_with_the_name_of_an_item():
+    t = bnorm.BatchNormTransformer()
+    for names in (["p", "p[0]"], ["p[0]", "p"]):
+        data = pa.table({"p": [[1.0, 2.0]], "p[0]": [1.0]}).select(names)
+        reading = Reading.of("test", kinds(data), None, None)
+        with pytest.raises(
+            ValueError, match=r"^test: columns: expected features of different names, got 'p\[0\]' twice"
+        ):
+            reading.fit(t, [reading.state([data])])
+    assert not hasattr(t, "mean_")
+
+
 def test_items_of_vectors_that_were_learned_as_columns():
     """In any order: a sorted table has x[10] before x[2]."""
     x = np.random.default_rng(0).normal(size=(30, 12)) * np.arange(1, 13)

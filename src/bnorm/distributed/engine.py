@@ -143,7 +143,10 @@ class Reading(Partitions):
         sums = self._whole(states)
         if self.weight is not None:
             refuse_no_weight(sums.weight)
-        return t.fit(Known(sums.features(), sums.moments, sums.rows), sample_weight=self.weight)
+        features = sums.features()
+        if twice := next((name for name, n in Counter(features).items() if n > 1), None):
+            raise ValueError(f"{self.who}: columns: expected features of different names, got {twice!r} twice")
+        return t.fit(Known(features, sums.moments, sums.rows), sample_weight=self.weight)
 
     @staticmethod
     def _bytes(sums: Sums | None) -> bytes:
