@@ -122,6 +122,13 @@ def test_types_differ_from_file_to_file(ray, engine):
     assert got.count(None) == 4
 
 
+def test_a_block_without_any_vector(ray, engine):
+    ds = ray.data.from_arrow([pa.table({"v": [[1.0, 2.0], [3.0, 6.0]]}), pa.table({"v": pa.nulls(2)})])
+    t = engine.fit(bnorm.BatchNormTransformer(), ds, ["v"])
+    rows = [row["v"] for row in engine.transform(t, ds).iter_rows()]
+    assert sorted(map(list, filter(None, rows))) == [[-1, -1], [1, 1]] and rows.count(None) == 2
+
+
 def test_pandas_blocks(ray, engine):
     """Their types are not Arrow's. A column of lists has objects, as one of text may have."""
     import pandas as pd
@@ -170,6 +177,9 @@ def test_the_preprocessor(ray, engine):
     assert np.nanstd(np.array(got["a"].to_pylist(), float), ddof=1) == pytest.approx(1)
     frame = scaler.transform_batch(pd.DataFrame({"a": [1e6], "f": [5.0], "s": ["x"]}))
     np.testing.assert_allclose(frame[["a", "f"]], scaler.transformer_.transform(pd.DataFrame({"a": [1e6], "f": [5.0]})))
+    of_groups = engine.BatchNormPreprocessor(["a"], bnorm.GroupedTransformer("b"))
+    got = of_groups.fit_transform(in_parts(ray)).to_pandas()
+    np.testing.assert_allclose(got.groupby("b")["a"].std(ddof=0), 1)
 
 
 def dies_once(mark, block):

@@ -15,7 +15,7 @@ from ray.data.preprocessor import Preprocessor
 
 from bnorm.checks import type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
-from bnorm.distributed.engine import NONE, Map, Partitions, Reading, kind_of
+from bnorm.distributed.engine import NONE, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.distributed.sums import UNKNOWN
 from bnorm.documents import described
@@ -107,12 +107,12 @@ class BatchNormPreprocessor(Preprocessor):  # type: ignore[misc]
     ----------
     columns : sequence of str
         As for `fit`.
-    transformer : BatchNormTransformer, optional
+    transformer : BatchNormTransformer or GroupedTransformer, optional
         What to fit; a copy is. By default one with momentum=None.
 
     Attributes
     ----------
-    transformer_ : BatchNormTransformer
+    transformer_ : BatchNormTransformer or GroupedTransformer
         The fitted one.
     """
 
@@ -130,7 +130,7 @@ class BatchNormPreprocessor(Preprocessor):  # type: ignore[misc]
         return self
 
     def _transform_arrow(self, table: pa.Table) -> pa.Table:
-        return Map.of("ray.transform", self.transformer_, _kinds_of(table.schema), None).table(table)
+        return mapping_of("ray.transform", self.transformer_, _kinds_of(table.schema), None).table(table)
 
 
 def _states(reading: Partitions, data: Dataset) -> list[bytes]:
