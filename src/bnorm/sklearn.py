@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.checks import LIGHTEST
 from bnorm.kernels import BACKENDS, view
+from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
@@ -178,6 +179,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     @fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def _learn_checked(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
         """Do `_learn` for anything that scikit-learn accepts."""
+        _refuse_lazy("sample_weight", sample_weight)
         found = aside(self) if anew else self
         x = _validated(partial(validate_data, found, reset=anew), X, False, ("csr", "csc"))
         if issparse(x):
@@ -345,8 +347,18 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             )
 
 
+def _refuse_lazy(name: str, value: Any) -> None:
+    """Raise TypeError for a collection that scikit-learn would load into memory."""
+    if (engine := engine_of(value)) is not None:
+        raise TypeError(
+            f"StandardScaler: {name}: expected an array in memory, got a {engine.NAME} {type(value).__name__}, which "
+            f"is lazy: BatchNormTransformer takes it as it is, and {engine.in_memory(name)} loads it"
+        )
+
+
 def _validated(check: partial[Any], X: Any, in_place: bool, accept_sparse: Any = "csr") -> Any:
     """Return X after scikit-learn's check, but for infinity, which the kernels find."""
+    _refuse_lazy("X", X)
     if not in_place and (x := of_frame(check, X, READ)) is not None:
         return x
     dtype = float_types(X, integers=not in_place and not issparse(X))

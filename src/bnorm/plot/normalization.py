@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from bnorm.kernels import kernels_for
 from bnorm.plot.drawing import (
     FIRST,
     GRAY,
@@ -104,6 +105,7 @@ class NormalizationDisplay(Display):
         -------
         display : NormalizationDisplay
         """
+        kernels_for(X, cls.__name__, "X")  # a TypeError if X is lazy
         after = host(estimator.transform(X))
         names = names_of(estimator, after.shape[1])
         if len(columns := times.names_of(X)) > after.shape[1] and hasattr(estimator, "get_feature_names_out"):
