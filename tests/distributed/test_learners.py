@@ -172,6 +172,19 @@ def test_a_part_without_weight():
                 reading.state([wrong])
 
 
+def test_a_last_part_without_weight():
+    """Time goes on with every row, as in memory, wherever the rows are cut."""
+    w = np.where(np.arange(ROWS) < ROWS - 10, 2.0, 0.0)
+    data = timed().set_column(2, "w", pa.array(w))
+    t = bnorm.BatchNormTransformer(halflife="1h")
+    want = clone(t).fit(data.select(["at", "a", "f"]), sample_weight=w, times="at")
+    reading = reading_of("test", t, kinds(data), ["a", "f"], "w", "at")
+    for cut in (ROWS, ROWS - 5, ROWS - 10):
+        got = reading.fit(clone(t), [reading.state([data.slice(0, cut)]), reading.state([data.slice(cut)])])
+        assert got.newest_time_ == want.newest_time_
+        assert got._state.statistics.rows == ROWS
+
+
 def test_a_map_of_groups_stays_as_it_is():
     data = timed()
     t = bnorm.GroupedTransformer("k", keep_keys=True).fit(data.select(["k", "a", "f"])).set_output(transform="pandas")
