@@ -139,6 +139,12 @@ class BatchNorm(Tracking):
                 self._warn_once(left)
         return y
 
+    def __getstate__(self) -> Any:
+        """The state of a layer, outside any block."""
+        own, slots = super().__getstate__()
+        slots.pop("_replaces", None)
+        return own, slots
+
     def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
         """As in every layer. With comm all ranks must call it; parameters get the gradients of this rank's batch."""
         if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
