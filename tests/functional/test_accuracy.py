@@ -309,6 +309,20 @@ def test_moments_of_float32_are_as_exact_as_of_float64(n, offset, layout):
 
 
 @needs_long_double
+@pytest.mark.parametrize(("channels", "positions"), [(65536, 1), (32768, 2), (8192, 8), (1024, 49), (512, 128)])
+def test_weights_of_samples_cost_no_digit(channels, positions):
+    """Of many channels with few positions, whose values at one position have one weight."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(1, 1, (2, channels, positions)), rng.uniform(0.5, 1.5, (2, positions))
+    wide, of = x.astype(np.longdouble), np.broadcast_to(w[:, None], x.shape).astype(np.longdouble)
+    n = of.sum((1, 2), keepdims=True)
+    mean = (of * wide).sum((1, 2), keepdims=True) / n
+    want = (wide - mean) / np.sqrt((of * (wide - mean) ** 2).sum((1, 2), keepdims=True) / n + 1e-5)
+    y, _ = F.group_norm(x, 1, weight=w)
+    assert_close(y, want, 8 * EPS[np.dtype("float64")] * np.maximum(1, np.abs(want)), channels=channels)
+
+
+@needs_long_double
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("how", ["one weight", "weights", "skipna"])
 def test_weights_and_missing_values_cost_no_digit(how, layout):

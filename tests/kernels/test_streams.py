@@ -57,6 +57,21 @@ def pieces(n, rows):
     return [slice(i, min(i + rows, n)) for i in range(0, n, rows)]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", [(16, 64), (33, 64), (17, 128), (64, 256)], ids=str)
+def test_a_gradient_is_added_to_whole_rows(kind, dtype):
+    """Rows of runs wait for it in memory of limited size before they are sent past the caches."""
+    _, x = large((1, *kind), STREAM, dtype)
+    _, dy = large((1, *kind), STREAM, dtype, 2)
+    _, mean, rstd = cpu.rows_forward(x, None, None, 1e-5)
+    dx, *sums = cpu.rows_backward(dy, x, mean, rstd, None, None, dh=dy)
+    plain, *wanted = cpu.rows_backward(dy, x, mean, rstd, None, None)
+    terms = 2 * np.abs(dy) + np.abs(x) + 1  # at most, as rstd is about 1; sums are added up in another order
+    assert_close(dx, plain + dy, 4 * EPS[np.dtype(dtype)] * terms, kind=kind)
+    for got, want in zip(sums, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_maps(kind, dtype):

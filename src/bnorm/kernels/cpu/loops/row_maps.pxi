@@ -63,9 +63,10 @@ cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, co
 
 
 cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
-    """Whether the rows are short runs of a few channels, without an activation."""
+    """Whether the rows are short runs of a few channels, without an activation. If a gradient is added to dx, whole
+    rows of dx wait for it in memory of limited size."""
     return job.scale == NULL and 0 < job.channels <= BATCH and 0 < job.inner <= longest(x) \
-        and job.act.kind == BN_IDENTITY
+        and job.act.kind == BN_IDENTITY and (job.dh == NULL or job.channels * job.inner <= 2 * longest(x))
 
 
 cdef inline void run_numbers(

@@ -7,7 +7,8 @@
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:
-    WEIGHTED = 1 << 16  # most values that are summed about one center: a part of a run, or several runs
+    WEIGHTED = 1 << 16  # most values that are summed about one center: a part of a run, or several runs,
+    TOGETHER = 64       # but not more, as the values of runs at one position may be added one after the other
 
 
 cdef double near_weights(RowJob* job, Py_ssize_t o, real* near) noexcept nogil:
@@ -82,7 +83,8 @@ cdef void weighted_moments_of_row(
     """Store mean and rstd of a row. first: the first position of weight above 0; all: the sum of the weights of a run.
     """
     cdef double count = 0.0, mean = 0.0, m2 = 0.0, low = 0.0, center = 0.0, s, q, some
-    cdef Py_ssize_t inner = job.inner, runs = max(<Py_ssize_t>1, WEIGHTED // max(<Py_ssize_t>1, inner)), k = 0, i, n
+    cdef Py_ssize_t inner = job.inner, k = 0, i, n
+    cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>TOGETHER, WEIGHTED // max(<Py_ssize_t>1, inner)))
     cdef Py_ssize_t at = row * job.channels * inner, here
     cdef bint about_zero = job.rule == BN_MEAN_SQUARE
     while k < job.channels and all > 0.0:
@@ -108,6 +110,8 @@ cdef void weighted_moments_of_row(
                     bn_add_blocks(1, some, &center, &s, &q, &count, &mean, &m2, &low)
             i += n
         k += runs
+        if n == inner:
+            count = k * all     # rounded once
     job.mean[row] = bn_plain(mean + low)
     job.rstd[row] = bn_plain(bn_rstd(mean + low, m2 / (count if count > 0.0 else 1.0), job.eps, count))
 
