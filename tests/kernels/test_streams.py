@@ -64,12 +64,10 @@ def test_a_gradient_is_added_to_whole_rows(kind, dtype):
     _, x = large((1, *kind), STREAM, dtype)
     _, dy = large((1, *kind), STREAM, dtype, 2)
     _, mean, rstd = cpu.rows_forward(x, None, None, 1e-5)
-    dx, *sums = cpu.rows_backward(dy, x, mean, rstd, None, None, dh=dy)
-    plain, *wanted = cpu.rows_backward(dy, x, mean, rstd, None, None)
+    dx, *_ = cpu.rows_backward(dy, x, mean, rstd, None, None, dh=dy)
+    plain, *_ = cpu.rows_backward(dy, x, mean, rstd, None, None)
     terms = 2 * np.abs(dy) + np.abs(x) + 1  # at most, as rstd is about 1; sums are added up in another order
     assert_close(dx, plain + dy, 4 * EPS[np.dtype(dtype)] * terms, kind=kind)
-    for got, want in zip(sums, wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
