@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 from sklearn import config_context
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
@@ -72,9 +73,21 @@ def test_pandas_in_and_out():
     assert list(back.columns) == ["a", "b", "c"]
     assert (back.index == x.index).all()
     np.testing.assert_allclose(back, x, rtol=1e-14, atol=1e-14)
-    assert type(t.inverse_transform(y.to_numpy())) is type(x)
     t.set_output(transform="default")
     assert type(t.inverse_transform(y)) is type(t.transform(x)) is np.ndarray
+
+
+def test_an_array_mapped_back_is_an_array_without_an_index():
+    """A TransformedTargetRegressor maps arrays back, and a new index would shift predictions against the targets."""
+    x = frame()
+    target = TransformedTargetRegressor(LinearRegression(), transformer=BatchNormTransformer())
+    with config_context(transform_output="pandas"):
+        predicted = target.fit(x, x["a"]).predict(x)
+    assert type(predicted) is np.ndarray
+    np.testing.assert_allclose(predicted - x["a"], 0, atol=1e-12)
+    t = BatchNormTransformer().set_output(transform="pandas").fit(x)
+    y = t.transform(x).to_numpy()
+    assert [type(t.inverse_transform(given)) for given in (y, y.tolist())] == [np.ndarray] * 2
 
 
 def test_polars_in_and_out():

@@ -24,13 +24,14 @@ from bnorm.transformer.fitted import at_once
 from bnorm.transformer.gradients import Learned
 from bnorm.transformer.parameters import IN_STATE, MOMENTUM
 from bnorm.transformer.saving import Savable
-from bnorm.transformer.sklearn_private import Interval, Options, in_container
+from bnorm.transformer.sklearn_private import Interval, Options
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO, Dense, Table
 from bnorm.transformer.times import Times, of_rows, separated, without
 from bnorm.transformer.validation import (
     check_mergeable,
     is_iterable,
+    like_given,
     new_table,
     next_table,
     plain,
@@ -292,7 +293,7 @@ class BatchNormTransformer(
         Returns
         -------
         X_original : ndarray or DataFrame of shape (n_samples, n_features)
-            A DataFrame if `set_output` asks `transform` for one; lazy if X is.
+            A DataFrame if X is a table and `set_output` asks `transform` for one; lazy if X is.
         """
         self._check_fitted()
         in_place = not (self.copy if copy is None else copy)
@@ -311,7 +312,7 @@ class BatchNormTransformer(
             )
         refuse_container(self, rows)
         x = rows.mapped(maps.inverse(self._state.forward(), rows.dtype), in_place)
-        return in_container("transform", x, X, self)
+        return like_given(x, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
         """Merge the statistics that another transformer has learned. gamma_ and beta_ do not change.

@@ -31,9 +31,9 @@ class Split(NamedTuple):
     names: ndarray | None  # of the features
     given: Any  # the table as it was given
 
-    def with_keys(self, estimator: Any, y: ndarray) -> Any:
-        """Return the features y and the keys in the column order of the table: in a data frame if `set_output` asks for
-        one, otherwise in an array, of objects if the keys are not numbers.
+    def with_keys(self, estimator: Any, y: ndarray, framed: bool = True) -> Any:
+        """Return the features y and the keys in the column order of the table: in a data frame if it may be framed and
+        `set_output` asks for one, otherwise in an array, of objects if the keys are not numbers.
         """
         width = y.shape[1] + len(self.places)
         others = [j for j in range(width) if j not in self.places]
@@ -42,7 +42,7 @@ class Split(NamedTuple):
         columns: list[Any] = [None] * width
         for place, (_, values) in zip(self.places, self.keys, strict=True):
             columns[place] = values
-        if kind != "default":
+        if framed and kind != "default":
             for j, place in enumerate(others):
                 columns[place] = y[:, j]
             return _frame(kind, names, columns, self.given.index if hasattr(self.given, "iloc") else None)

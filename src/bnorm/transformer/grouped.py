@@ -19,9 +19,9 @@ from bnorm.transformer.group_saving import Savable
 from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys, read
-from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in, in_container
+from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in
 from bnorm.transformer.times import features_of, of_rows, separated, without
-from bnorm.transformer.validation import aside
+from bnorm.transformer.validation import aside, has_columns, like_given
 
 
 class GroupedTransformer(
@@ -240,8 +240,8 @@ class GroupedTransformer(
         Returns
         -------
         X_original : ndarray or data frame of shape (n_samples, n_features)
-            The features; with keep_keys, and keys in X, all columns. A data frame if `set_output` asks `transform` for
-            one.
+            The features; with keep_keys, and keys in X, all columns. A data frame if X is a table and `set_output` asks
+            `transform` for one.
         """
         self._check_fitted()
         X = without(X, self._column)
@@ -253,10 +253,10 @@ class GroupedTransformer(
         table = split(self, X, reset=False, keys=keys)
         x = self._mapped(table, read(WHO, table.keys), inverse=True)
         if self.keep_keys and keys is None:
-            return table.with_keys(self, x)
+            return table.with_keys(self, x, has_columns(X))
         known = self.__dict__.get("feature_names_in_")
         names = table.names if known is None or table.names is not None else np.delete(known, self._places)
-        return in_container("transform", x, X, Named(self, names))
+        return like_given(x, X, Named(self, names))
 
     def merge(self, other: "GroupedTransformer") -> Self:
         """Unite with the groups that another transformer has learned, by their keys.

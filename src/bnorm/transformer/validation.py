@@ -17,7 +17,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.transformer import parameters
 from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.known import Known
-from bnorm.transformer.sklearn_private import get_namespace, output_config
+from bnorm.transformer.sklearn_private import get_namespace, in_container, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
 from bnorm.transformer.times import without
 
@@ -39,6 +39,19 @@ def is_iterable(X: Any) -> bool:
 def _is_table(item: Any) -> bool:
     """Whether an item of a list is a table, and not a row."""
     return hasattr(item, "num_rows") or len(getattr(item, "shape", ())) == 2
+
+
+def has_columns(X: Any) -> bool:
+    """Whether X is a data frame or an Arrow table, and no array."""
+    return hasattr(X, "columns")
+
+
+def like_given(x: Any, X: Any, estimator: Any) -> Any:
+    """The result x of an inverse, in the container that `set_output` asks for if X is a table.
+
+    An array gives an array: a frame of it would have a new index, by which its rows would not meet those of the caller.
+    """
+    return in_container("transform", x, X, estimator) if has_columns(X) else x
 
 
 def plain(X: Any, kind: Any, writeable: bool = False, integers: bool = True) -> bool:
