@@ -161,6 +161,32 @@ def test_a_shared_layer_has_the_true_gradient():
         assert np.sum(p.grad * way) == pytest.approx(slope, rel=1e-6)
 
 
+def test_a_subclass_with_a_backward_needs_a_vjp():
+    """A pull would not call that backward, and return another gradient."""
+
+    class Cubed(bnorm.BatchNorm1d):
+        def forward(self, x):
+            self.x = x
+            return super().forward(x**3)
+
+        def backward(self, dy, out=None):
+            return 3 * self.x**2 * super().backward(dy)
+
+    class Both(Cubed):
+        def vjp(self, x):
+            y, pull = super(Cubed, self).vjp(x)
+            return y, lambda dy: 3 * x**2 * pull(dy)
+
+    x, dy = rng.standard_normal((2, 6, C))
+    for layer in (Cubed(C), type("Further", (Cubed,), {})(C)):
+        layer(x)
+        with pytest.raises(TypeError, match=r"^(Cubed|Further)\(4\): vjp: expected .* got one that Cubed defines"):
+            layer.vjp(x)
+        assert layer.num_batches_tracked == 1
+    dx = layer.backward(dy)
+    assert_same(Both(C).vjp(x)[1](dy), dx)
+
+
 def test_a_subclass_that_wraps_the_call():
     class Twice(bnorm.BatchNorm1d):
         def __call__(self, x):

@@ -160,6 +160,8 @@ def no_backward() -> Iterator[None]:
 
 def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[ndarray, Pull]:
     """Run a forward. Return its result and its backward, which the caller owns instead of the layer."""
+    if not type(layer).__module__.startswith("bnorm."):
+        _refuse_own_backward(layer)
     taker = Taker(layer)
     try:
         OPEN.append(taker)
@@ -169,6 +171,19 @@ def forward_and_pull(layer: Layer, x: Any, *args: Any, **options: Any) -> tuple[
     if taker.saved is None:
         raise RuntimeError(f"{layer._who}: vjp: expected a call that ends in one forward, got none")
     return y, Pull(layer, taker.saved)
+
+
+def _refuse_own_backward(layer: Layer) -> None:
+    """Raise TypeError if the class of a user has a `backward`, but not the `vjp` that belongs to it.
+
+    A pull does not call `layer.backward`, so its gradient would be another one.
+    """
+    own = next(kind for kind in type(layer).__mro__ if {"backward", "vjp"} & vars(kind).keys())
+    if "vjp" not in vars(own) and not own.__module__.startswith("bnorm."):
+        raise TypeError(
+            f"{layer._who}: vjp: expected a layer whose backward is that of its class in bnorm, as vjp does not call "
+            f"another one, got one that {own.__name__} defines: define vjp there too"
+        )
 
 
 class Pull:
