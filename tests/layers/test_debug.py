@@ -41,6 +41,24 @@ def test_a_changed_x_is_found(layer, debug):
         pull(y)
 
 
+def test_a_changed_forecast_is_found(debug):
+    rev, x = bnorm.RevIN(3), np.random.default_rng(0).normal(size=(2, 5, 3))
+    out = rev(x) + 1
+    y = rev.inverse(out)
+    _, pull = rev.inverse.vjp(out)
+    out *= 2
+    for backward in (rev.inverse.backward, pull):
+        with pytest.raises(RuntimeError, match=r"inverse: pull: expected out as it was .* changed in place"):
+            backward(y)
+    assert not rev.gamma.grad.any()
+    out /= 2
+    np.testing.assert_array_equal(rev.inverse.backward(y), pull(y))  # as it was: nothing has happened
+    rev.inverse(out)
+    out += 1
+    bnorm.set_debug(False)
+    rev.inverse.backward(y)
+
+
 @pytest.mark.parametrize("x", [np.asfortranarray(np.eye(4, 3)), np.eye(8, 6)[::2, ::2], np.eye(4, 3, dtype=int)])
 def test_an_x_of_any_memory(x, debug):
     layer = bnorm.BatchNorm1d(3)

@@ -86,7 +86,8 @@ def set_debug(on: bool) -> None:
     """Check whether x was changed between its forward and its backward: then the backward is a RuntimeError.
 
     A layer keeps the x of its forward without a copy, so a change in place makes the gradient wrong. With this check
-    each forward of a layer computes a checksum of x, and its backward computes it again.
+    each forward of a layer computes a checksum of x, and its backward computes it again. The same holds for the
+    forecast that `RevIN.inverse` brings back.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def set_debug(on: bool) -> None:
 
 def refuse_changed(who: str, saved: Saved) -> None:
     """Raise RuntimeError if x is known to have changed since the forward."""
-    if DEBUG in OPEN and saved.x is not None and getattr(saved, "digest", None) not in (None, _digest(saved.x)):
+    if saved.x is not None and changed(saved.x, getattr(saved, "digest", None)):
         with saved.turn():
             raise RuntimeError(
                 f"{who}: backward: expected x as it was in the forward, got it changed in place since; call the layer "
@@ -125,9 +126,19 @@ def refuse_changed(who: str, saved: Saved) -> None:
 
 def _marked(saved: Saved) -> Saved:
     """Add the checksum of x if set_debug is on. Return `saved`."""
-    if DEBUG in OPEN and saved.x is not None:
-        saved.digest = _digest(saved.x)
+    if saved.x is not None and (found := digest(saved.x)) is not None:
+        saved.digest = found
     return saved
+
+
+def digest(x: Any) -> int | None:
+    """Return the checksum of an array that is kept for a backward; None unless set_debug is on."""
+    return _digest(x) if DEBUG in OPEN else None
+
+
+def changed(x: Any, before: int | None) -> bool:
+    """Whether an array is known to have changed since `digest`."""
+    return DEBUG in OPEN and before not in (None, _digest(x))
 
 
 def _digest(x: Any) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks
 from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.activation import IDENTITY
-from bnorm.layers.backward import OPEN, drops, keep
+from bnorm.layers.backward import OPEN, changed, digest, drops, keep
 from bnorm.layers.base import Layer, fixed, signature_of
 from bnorm.layers.shapes import wrong_shape
 from bnorm.layers.state import apply, write
@@ -178,7 +178,8 @@ class Inverse:
         Parameters
         ----------
         out : array_like
-            The forecast, with the samples and channels of x, over any number of time steps.
+            The forecast, with the samples and channels of x, over any number of time steps. It is kept for the
+            backward, not copied: do not change it in between (`bnorm.set_debug` checks it).
 
         Returns
         -------
@@ -223,11 +224,12 @@ class Inverse:
 class PullBack:
     """The backward of one inverse: `dout = pull(dy)`, once. The backward of x adds what y contributes to dx."""
 
-    __slots__ = ("_layer", "_level", "_out")
+    __slots__ = ("_digest", "_layer", "_level", "_out")
 
     def __init__(self, layer: RevIN, level: Level, out: ndarray) -> None:
         self._layer, self._level = layer, level
         self._out: ndarray | None = out
+        self._digest = digest(out)
 
     def __call__(self, dy: "ArrayLike") -> ndarray:
         """The gradient of out for dy, the gradient of y."""
@@ -238,6 +240,11 @@ class PullBack:
             raise RuntimeError(
                 f"{layer._who}: inverse: pull: expected it before the backward of its forward, which needs it, got it "
                 "after that"
+            )
+        if changed(out, self._digest):
+            raise RuntimeError(
+                f"{layer._who}: inverse: pull: expected out as it was in the call, got it changed in place since; call "
+                "the inverse with a copy, rev.inverse(out.copy()), or change out after the backward"
             )
         dy = checks.gradient(layer._who, dy, out.shape, out.dtype, type(out))
         dout: ndarray
