@@ -50,6 +50,20 @@ def test_values_and_gradients_are_those_of_functional():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
+def test_gradients_of_both_orders_have_the_types_of_their_arrays(kind):
+    given = tuple(a.astype(kind) for a in draw())
+
+    def loss(*given):
+        return anp.sum(here.batch_norm(*given, activation="silu") ** 2)
+
+    for i in range(3):
+        first = autograd.grad(loss, i)
+        second = autograd.grad(lambda *given: anp.sum(first(*given) ** 2), i)  # noqa: B023  it is used at once
+        assert (first(*given).dtype, second(*given).dtype) == (kind, kind)
+    assert autograd.grad(lambda x: anp.sum(here.batch_norm(x, [2, 2, 2])))(given[0]).dtype == kind
+
+
 @pytest.mark.parametrize("norm", ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"])
 def test_all_arguments_are_passed_on(norm):
     x, *parameters = draw()

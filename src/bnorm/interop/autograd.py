@@ -69,6 +69,13 @@ def _normalize() -> Any:
     """The primitive. It needs autograd, so it is made when the first norm is called."""
     extend = load("bnorm.interop.autograd", "autograd.extend", "autograd")
 
+    def like(results: Any, *given: Any) -> Any:
+        """Cast gradients to the types of their arrays, unless these are integers; zero without an array."""
+        pairs = zip(results, map(np.asarray, given), strict=True)
+        return tuple(
+            np.zeros(()) if r is None else r if a.dtype.kind in "biu" else np.asarray(r, a.dtype) for r, a in pairs
+        )
+
     @extend.primitive  # type: ignore[untyped-decorator]
     def normalize(x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
         given = {name: value for name, value in (("gamma", gamma), ("beta", beta)) if value is not None}
@@ -77,15 +84,14 @@ def _normalize() -> Any:
 
     @extend.primitive  # type: ignore[untyped-decorator]
     def backward(dy: Any, x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
-        gradients = F.backward(dy, call.saved)
-        return tuple(np.zeros(()) if gradient is None else gradient for gradient in gradients)
+        return like(F.backward(dy, call.saved), x, gamma, beta)
 
     @extend.primitive  # type: ignore[untyped-decorator]
     def double_backward(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, call: _Call) -> Any:
         ddx, *parameters = dd
         given = (p if np.ndim(p) else None for p in parameters)
         results = F.double_backward(ddx, call.saved, dy, *given, dbeta=True)
-        return tuple(np.zeros(()) if result is None else result for result in results)
+        return like(results, dy, x, gamma, beta)
 
     def of_normalize(i: int) -> Any:
         return lambda y, x, gamma, beta, call: lambda dy: backward(dy, x, gamma, beta, call)[i]
