@@ -13,6 +13,7 @@ util = pytest.importorskip("jax.test_util", reason="JAX is the other side")
 from bnorm.interop import jax as here  # noqa: E402  after the skips
 
 jnp = jax.numpy
+NEGATIVE = -jnp.ones(3)  # known, while one that is made under jit is not
 
 NORMS = {
     "batch": lambda x, *p, **k: here.batch_norm(x, *p, **k),
@@ -91,6 +92,31 @@ def test_single_precision_stays_single():
     np.testing.assert_array_equal(y, F.batch_norm(x, gamma)[0])
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_known_statistics_keep_all_digits_in_single_precision(wrap):
+    """A mean of 1e6 in float32 would be off by as much as the spread of x."""
+    x = (1e6 + draw()[0]).astype(np.float32)
+    mean, var, weight = x.mean((0, 2), np.float64) + 0.01, x.var((0, 2), np.float64), np.array([0.1, 0.2, 0.3, 1e-60])
+    with jax.enable_x64(False):
+        norm = wrap(lambda x: here.batch_norm(x, mean=mean, var=var))
+        y, pull = jax.vjp(norm, x)
+        wanted, saved = F.batch_norm(x, mean=mean, var=var)
+        np.testing.assert_array_equal(y, wanted)
+        mean += 1  # the statistics are those of the call
+        np.testing.assert_array_equal(pull(y)[0], F.backward(wanted, saved)[0])
+        y = wrap(lambda x: here.batch_norm(x, weight=weight))(x)
+    np.testing.assert_array_equal(y, F.batch_norm(x, weight=weight)[0])
+
+
+def test_traced_constants():
+    x, mean, var = draw()[0], np.arange(3.0), np.ones(3)
+    norm = jax.jit(lambda x, mean, one: here.batch_norm(x, mean=mean, var=[one, 2.0, one]))
+    np.testing.assert_array_equal(norm(x, mean, 1.0), F.batch_norm(x, mean=mean, var=[1.0, 2.0, 1.0])[0])
+    mapped = jax.vmap(lambda mean: here.batch_norm(x, mean=mean, var=var))(np.stack([mean, -mean]))
+    np.testing.assert_array_equal(mapped[1], F.batch_norm(x, mean=-mean, var=var)[0])
+    assert not jax.grad(lambda mean: here.batch_norm(x, mean=mean, var=var).sum())(mean).any()
+
+
 def test_vmap_normalizes_each_by_itself():
     x = np.random.default_rng(4).normal(size=(3, 6, 2))
     mapped = jax.vmap(lambda x: here.batch_norm(x))(x)
@@ -116,6 +142,9 @@ def test_out_is_refused():
     [
         (lambda x: here.batch_norm(x, jnp.ones(4)), r"batch_norm: gamma: expected shape \(3,\), got \(4,\)"),
         (lambda x: here.batch_norm(x, weight=jnp.ones(5)), "batch_norm: weight: expected shape"),
+        (lambda x: here.batch_norm(x, weight=[1.0, 1, 1, -1]), "batch_norm: weight: expected finite values >= 0"),
+        (lambda x: here.batch_norm(x[:, :, 0], weight=np.eye(4)[3]), "batch_norm: x: .* with one weight above zero"),
+        (lambda x: here.batch_norm(x, mean=[0, 0, 0], var=NEGATIVE), "batch_norm: var: expected"),
         (lambda x: here.batch_norm(x, mean=jnp.zeros(3)), "batch_norm: var: expected an array of shape"),
         (lambda x: here.batch_norm(x * 1j), "batch_norm: x: expected real numbers, got dtype complex128"),
         (lambda x: here.batch_norm(x, activation="tanh"), "batch_norm: activation: expected None or one of"),

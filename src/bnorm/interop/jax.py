@@ -29,7 +29,8 @@ def batch_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -> A
     x, gamma, beta : array_like
         As in `functional.batch_norm`; gamma and beta may be None.
     **options
-        The keywords of `functional.batch_norm`, except `out`. mean, var and weight are constants to the gradient.
+        The keywords of `functional.batch_norm`, except `out`. mean, var and weight are constants to the gradient. They
+        are used with all their digits, as they are now; only those that JAX traces have JAX's precision.
 
     Returns
     -------
@@ -60,31 +61,43 @@ def instance_norm(x: Any, gamma: Any = None, beta: Any = None, **options: Any) -
 
 
 def _apply(norm: str, x: Any, gamma: Any, beta: Any, options: dict[str, Any]) -> Any:
-    jnp = load("bnorm.interop.jax", "jax.numpy", "jax")
+    jax = load("bnorm.interop.jax", "jax", "jax")
+    jnp = jax.numpy
     differentiable("bnorm.interop.jax", norm, options)
     if options.get("out") is not None:
         raise TypeError(f"bnorm.interop.jax.{norm}: out: expected None, as JAX's arrays do not change, got an array")
     x, gamma, beta = (value if value is None else jnp.asarray(value) for value in (x, gamma, beta))
     if x.dtype.kind in "biu":
         x = x.astype(float)
-    constants = {name: jnp.asarray(options[name], float) for name in ARRAYS if options.get(name) is not None}
+    constants = {name: options[name] for name in ARRAYS if options.get(name) is not None}
+    traced = {
+        name: jnp.asarray(value, float)
+        for name, value in constants.items()
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    }
+    # The others are no arguments of the primitive, for which JAX would round float64 to float32 unless it has 64 bits.
+    # They are copies, as a derivative reads them again.
+    known = {name: np.array(value, subok=True) for name, value in constants.items() if name not in traced}
     fixed = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if name not in ARRAYS}
-    _check(norm, x, {"gamma": gamma, "beta": beta, **constants}, fixed)
-    return _normalize()(x, gamma, beta, constants, (norm, tuple(sorted(fixed.items()))))
+    _check(norm, x, {"gamma": gamma, "beta": beta, **traced}, known, fixed)
+    return _normalize()(x, gamma, beta, traced, (norm, {**fixed, **known}))
 
 
-Call = tuple[str, tuple[tuple[str, Any], ...]]  # the norm's name, and its keywords that are not arrays
+Call = tuple[str, dict[str, Any]]  # the norm's name, and its keywords that JAX does not see
 
 
-def _check(norm: str, x: Any, beside: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Raise the error of the norm for these shapes, types and keywords, if any, by a call with few samples.
+def _check(norm: str, x: Any, beside: dict[str, Any], known: dict[str, Any], fixed: dict[str, Any]) -> None:
+    """Raise the error of the norm for these shapes, types, keywords and known values, if any.
 
-    An error inside a callback is hard to read, and under jit it comes late.
+    An error inside a callback is hard to read, and under jit it comes late. Few samples suffice, except for known
+    weights, each of which may be wrong.
     """
-    given = {name: np.ones(a.shape, a.dtype) for name, a in beside.items() if a is not None}
+    given = {name: np.ones(a.shape, a.dtype) for name, a in beside.items() if a is not None} | known
     at, rows = _few_samples(x.shape, fixed)
     few = given
-    if x.ndim and "weight" in given and given["weight"].shape[:1] == x.shape[at : at + 1]:
+    if x.ndim and "weight" in known:
+        rows = x.shape[at]
+    elif x.ndim and "weight" in given and given["weight"].shape[:1] == x.shape[at : at + 1]:
         few = {**given, "weight": given["weight"][:rows]}
     try:
         getattr(F, norm)(np.zeros((*x.shape[:at], rows, *x.shape[at + 1 :])[: x.ndim], x.dtype), **few, **fixed)
@@ -107,10 +120,10 @@ def _few_samples(shape: tuple[int, ...], fixed: dict[str, Any]) -> tuple[int, in
 
 def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
     """Compute the forward on NumPy arrays. A derivative computes it again, as JAX can keep only arrays for it."""
-    norm, fixed = call
+    norm, options = call
     given = {"gamma": gamma, "beta": beta, **constants}
     given = {name: np.asarray(value) for name, value in given.items() if value is not None}
-    result: tuple[np.ndarray, F.Saved] = getattr(F, norm)(np.asarray(x), **given, **dict(fixed))
+    result: tuple[np.ndarray, F.Saved] = getattr(F, norm)(np.asarray(x), **given, **options)
     return result
 
 
