@@ -74,6 +74,19 @@ def test_all_arguments_are_passed_on(norm):
     np.testing.assert_array_equal(getattr(here, norm)(*given, **options), getattr(F, norm)(*given, **options)[0])
 
 
+@pytest.mark.parametrize("name", ["weight", "mean", "var"])
+def test_constants_that_would_need_a_gradient_are_refused(name):
+    x = draw()[0]
+    options = {"weight": np.ones(4)} if name == "weight" else {"mean": np.zeros(3), "var": np.ones(3)}
+
+    def loss(value, of=lambda value: value):
+        return anp.sum(here.batch_norm(value.mean() * x, **{**options, name: of(value)}) ** 2)
+
+    with pytest.raises(TypeError, match=rf"autograd.batch_norm: {name}: expected an .*tracer.getval\({name}\) is a"):
+        autograd.grad(loss)(options[name])
+    autograd.grad(loss)(options[name] + 1.0, of=autograd.tracer.getval)
+
+
 def test_a_hessian_is_symmetric_and_right():
     x = draw()[0][:, :, 0]
 

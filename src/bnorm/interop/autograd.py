@@ -23,6 +23,13 @@ class _Call:
 
     def __init__(self, norm: Callable[..., tuple[Any, F.Saved]], options: dict[str, Any]) -> None:
         differentiable("bnorm.interop.autograd", norm.__name__, options)
+        tracer = load("bnorm.interop.autograd", "autograd.tracer", "autograd")
+        for name, value in options.items():
+            if tracer.isbox(value):
+                raise TypeError(
+                    f"bnorm.interop.autograd.{norm.__name__}: {name}: expected an array that needs no gradient, as "
+                    f"there would be none of it, got one that does: autograd.tracer.getval({name}) is a constant"
+                )
         self.norm, self.options = norm, options
 
 
