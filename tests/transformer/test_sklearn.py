@@ -149,8 +149,16 @@ def test_messages_are_those_of_scikit_learn(x, words):
 def test_sparse_is_refused():
     from scipy.sparse import csr_array
 
-    with pytest.raises(TypeError, match=r"[Ss]parse"):
-        BatchNormTransformer().fit(csr_array(np.eye(3)))
+    pd = pytest.importorskip("pandas", reason="its frames may have sparse columns")
+    x, t = frame().iloc[:3], BatchNormTransformer().fit(frame())
+    columns = pd.DataFrame.sparse.from_spmatrix(csr_array(x), columns=x.columns)
+    for given, way in ((csr_array(x), r"toarray\(\)"), (columns, r"sparse.to_dense\(\)")):
+        for call in (t.partial_fit, t.transform, t.inverse_transform):
+            with pytest.raises(TypeError, match=rf"^Batch.*StandardScaler\(with_mean=False\) takes .* and {way} makes"):
+                call(given)
+    np.testing.assert_array_equal(t.transform(columns.sparse.to_dense()), t.transform(x))
+    with pytest.raises(TypeError, match=r"^GroupedTransformer: X: expected a dense table"):
+        GroupedTransformer("key").fit(columns.assign(key=[0, 0, 1]))
 
 
 def test_weights_are_routed_through_a_pipeline():

@@ -120,13 +120,14 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
     validate: scikit-learn's `validate_data` or `check_array`. It cannot take an array on a device, and gets an empty
     array of that shape and dtype instead.
     """
-    if issparse(X):
-        raise TypeError(
-            f"{WHO}: X: expected a dense array, as the transformer always centers, got a sparse {type(X).__name__}: "
-            "bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and X.toarray() is dense"
-        )
     if kind is ndarray and not writeable and (x := of_frame(validate, X, READ if integers else FLOATS)) is not None:
         return x
+    if issparse(X) or _is_sparse(X):
+        raise TypeError(
+            f"{_who(validate)}: X: expected a dense table, as the transformer always centers, got a sparse "
+            f"{type(X).__name__}: bnorm.sklearn.StandardScaler(with_mean=False) takes sparse tables, and "
+            f"{'toarray()' if issparse(X) else 'sparse.to_dense()'} makes this one dense"
+        )
     kernels_for(X, WHO, "X", kind, "the layer_")
     _refuse_times(validate, X)
     if isinstance(X, np.ma.MaskedArray):  # masked values are missing values
@@ -165,6 +166,14 @@ def of_frame(validate: partial[Any], X: Any, types: Set[np.dtype[Any]]) -> ndarr
         if reset or not named(validate.args[0], X.columns.tolist()):
             validate(X, skip_check_array=True)
     return x
+
+
+def _is_sparse(X: Any) -> bool:
+    """Whether scikit-learn takes X for a sparse matrix: it is a pandas frame that has sparse columns only."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(X, pandas.DataFrame) or not X.shape[1]:
+        return False
+    return all(isinstance(kind, pandas.SparseDtype) for kind in X.dtypes.to_numpy())
 
 
 def named(estimator: Any, names: list[Any]) -> bool:
