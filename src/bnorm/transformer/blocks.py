@@ -91,14 +91,14 @@ class Part(NamedTuple):
     weight: float  # of these rows
 
     @classmethod
-    @np.errstate(over="ignore")  # of the sum of weights
     def of(cls, compute: Callable[..., Any], x: ndarray, weight: Any = None) -> "Part | None":
         """Return the part of one block; None if it has no rows."""
         if not len(x) and (weight is None or not len(weight)):
             return None
         table = Dense(x)
-        w = None if weight is None else table.weights(weight, some=False)
-        return cls(compute(table, w), len(x), float(len(x) if w is None else w.sum()))
+        with np.errstate(over="ignore"):  # of the sum of weights; as a decorator no cluster could send it
+            w = None if weight is None else table.weights(weight, some=False)
+            return cls(compute(table, w), len(x), float(len(x) if w is None else w.sum()))
 
     @staticmethod
     def merge(join: Callable[..., Any], parts: "list[Part | None]") -> "Part | None":
