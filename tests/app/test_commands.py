@@ -12,6 +12,7 @@ import pytest
 
 import bnorm
 import child
+from bnorm.app import sources
 from bnorm.kernels import cpu
 from commands import names, table, write
 from compare import assert_close
@@ -322,3 +323,11 @@ def test_demo(apart, tmp_path):
     again = apart("demo", "--folder", "made")
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "bnorm: error: made: already exists; the demo makes a new folder\n"
+
+
+def test_a_demo_without_pyarrow_makes_no_folder(command, tmp_path, monkeypatch):
+    sources.pyarrow.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = command.fails("demo", "--folder", tmp_path / "made")
+    assert said.endswith("needs pyarrow: pip install 'bnorm[app]'")
+    assert not (tmp_path / "made").exists()

@@ -38,6 +38,7 @@ MEGABYTE = 1 << 20
 
 def run(folder: Path | None, megabytes: int, quiet: bool) -> None:
     """Make a table, learn its statistics as a stream, normalize it, and print the result."""
+    pyarrow()  # if it is missing, no folder is left
     folder = _folder(folder)
     source, state, output = (str(folder / name) for name in ("sensors.parquet", "state.npz", "normalized.parquet"))
     truth = _write(source, max(1, megabytes * MEGABYTE // (ROWS * 4 * len(SENSORS))), quiet)
