@@ -61,7 +61,7 @@ def test_names_with_dots():
 
 def test_a_net_comes_back():
     old, new = net(0), net()
-    assert bnorm.load_state_dict(new, bnorm.state_dict(old)) == ([], [])
+    assert bnorm.load_state_dict(layers=new, state=bnorm.state_dict(old), strict=True) == ([], [])
     assert bits(new) == bits(old)
     x = rng.standard_normal((3, C))
     for name in ("bn1", "block.bn2"):

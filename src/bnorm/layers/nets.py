@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bnorm.layers import state
 from bnorm.layers.base import Layer
 from bnorm.layers.parameters import Parameter
+from bnorm.layers.state import Incompatible, StateDict, load
 
 
-def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
+def state_dict(layers: Mapping[str, Layer | Parameter]) -> StateDict:
     """Return copies of all arrays of several layers, under names such as "bn1.weight".
 
     A name is the name of the layer, a dot, and PyTorch's name of the array.
@@ -32,7 +32,7 @@ def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
     >>> list(bnorm.state_dict(net))[-3:]
     ['bn1.num_batches_tracked', 'norm.weight', 'out.weight']
     """
-    arrays = state.StateDict()
+    arrays = StateDict()
     seen = {}
     for first, holder in _holders("state_dict", layers).items():
         arrays |= {first + key: a.copy() for key, a in holder._state().items()}
@@ -43,15 +43,15 @@ def state_dict(layers: Mapping[str, Layer | Parameter]) -> state.StateDict:
 
 
 def load_state_dict(
-    layers: Mapping[str, Layer | Parameter], state_dict: Mapping[str, Any], strict: bool = True
-) -> state.Incompatible:
+    layers: Mapping[str, Layer | Parameter], state: Mapping[str, Any], strict: bool = True
+) -> Incompatible:
     """Load a `state_dict(layers)`. After an error nothing is loaded.
 
     Parameters
     ----------
     layers : mapping of str to layer or Parameter
         The layers to load into.
-    state_dict : mapping of str to array or tensor
+    state : mapping of str to array or tensor
         Arrays or PyTorch's tensors, under the names of `state_dict(layers)`, with PyTorch's names or gamma and beta.
     strict : bool, default True
         Whether missing and unexpected names are an error. A wrong shape always is.
@@ -69,9 +69,7 @@ def load_state_dict(
     Incompatible(missing_keys=[], unexpected_keys=[])
     """
     who = "load_state_dict"
-    return state.load(
-        who, "state", _holders(who, layers), state_dict, strict, "the names and shapes of state_dict(layers)"
-    )
+    return load(who, "state", _holders(who, layers), state, strict, "the names and shapes of state_dict(layers)")
 
 
 def _holders(who: str, layers: Any) -> dict[str, Any]:
