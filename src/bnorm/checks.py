@@ -367,6 +367,12 @@ def several_values(who: str, rows: ndarray, shape: tuple[int, ...], each: bool) 
         )
 
 
+def missing(who: str, package: str, extra: str, error: ImportError) -> ImportError:
+    """Return the error for a library that cannot be imported. It names the extra of bnorm that installs it."""
+    kind = ModuleNotFoundError if isinstance(error, ModuleNotFoundError) else ImportError
+    return kind(f"{who}: expected {package} to be installed, got {error}: pip install 'bnorm[{extra}]'")
+
+
 def differ(value: Any, default: Any) -> bool:
     """Whether a setting is known to differ from its default. Of arrays it is not: they compare element by element."""
     try:

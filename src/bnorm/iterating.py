@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from bnorm.checks import missing
 from bnorm.kernels.cpu.threads import get_num_threads, limit_caller
 
 Result = TypeVar("Result")
@@ -100,10 +101,8 @@ def _counted(items: Iterable[Any], who: str) -> Iterable[Any]:
     """Return the items with a progress bar, which estimates the time left if their number is known."""
     try:
         from tqdm.auto import tqdm
-    except ImportError:
-        raise ImportError(
-            f"{who}: progress: expected tqdm to be installed, which draws the bar; pip install 'bnorm[progress]'"
-        ) from None
+    except ImportError as error:
+        raise missing(f"{who}: progress", "tqdm", "progress", error) from None
     try:
         total = len(items)  # type: ignore[arg-type]
     except TypeError:

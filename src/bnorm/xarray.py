@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy import ndarray
 
 from bnorm import checks, reductions
@@ -22,6 +21,11 @@ from bnorm.kernels import BACKENDS
 from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
+
+try:
+    import xarray as xr
+except ImportError as error:
+    raise checks.missing(__name__, "xarray", "xarray", error) from error
 
 __all__ = ["moments", "normalize"]
 

@@ -10,6 +10,7 @@ import bnorm
 import child
 from bnorm.interop import neighbors
 
+APART = ("gymnasium", "stable_baselines3", "xarray", "dask", "pyspark", "ray", "tqdm")
 PACKAGES = ("torch", "keras", "flax", "jax", "onnx", "skl2onnx", "autograd")
 
 
@@ -65,11 +66,18 @@ CALLS = {  # the call, the extra that its error names
     "skl2onnx": ("bnorm.interop.onnx.register()", "onnx"),
     "autograd": ("bnorm.interop.autograd.batch_norm([[1.0], [2.0]])", "autograd"),
     "jax": ("bnorm.interop.jax.batch_norm([[1.0], [2.0]])", "jax"),
+    "gymnasium": ("import bnorm.interop.gymnasium", "rl"),
+    "sb3": ("bnorm.interop.sb3", "sb3"),
+    "xarray": ("bnorm.xarray", "xarray"),
+    "dask": ("from bnorm.distributed import dask", "dask"),
+    "spark": ("from bnorm.distributed import spark", "spark"),
+    "ray": ("import bnorm.distributed.ray", "ray"),
+    "tqdm": ("bnorm.dataset_moments([[[1.0], [2.0]]], progress=True)", "progress"),
 }
 
 
 def test_a_missing_neighbor_is_named_with_its_extra():
-    lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES}))", "import bnorm"]
+    lines = [f"import sys; sys.modules.update(dict.fromkeys({PACKAGES + APART}))", "import bnorm"]
     for call, _ in CALLS.values():
         lines += [f"try: {call}", "except ImportError as error: print(error)"]
     for line, (_, extra) in zip(run("\n".join(lines)).splitlines(), CALLS.values(), strict=True):

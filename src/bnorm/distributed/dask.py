@@ -9,16 +9,20 @@ from functools import partial
 from math import isnan, nan, prod
 from typing import Any
 
-import dask
-import dask.array as da
 import numpy as np
 
-from bnorm.checks import FLOATS
+from bnorm.checks import FLOATS, missing
 from bnorm.distributed.engine import refuse_unknown
 from bnorm.distributed.learners import Learning, keys_of, refuse_beside, refuse_other
 from bnorm.distributed.sums import NUMBER
 from bnorm.kernels.engines import serially
 from bnorm.transformer.durations import is_duration
+
+try:
+    import dask
+    import dask.array as da
+except ImportError as error:
+    raise missing(__name__, "dask", "dask", error) from error
 
 NAME = "Dask"
 computed = dask.compute

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-from ray.data import Dataset
-from ray.data.aggregate import AggregateFn
-from ray.data.preprocessor import Preprocessor
-
-from bnorm.checks import type_name
+from bnorm.checks import missing, type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NONE, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.distributed.sums import UNKNOWN
 from bnorm.documents import described
 from bnorm.moments import Moments
+
+try:
+    import pyarrow as pa
+    from ray.data import Dataset
+    from ray.data.aggregate import AggregateFn
+    from ray.data.preprocessor import Preprocessor
+except ImportError as error:
+    raise missing(__name__, "ray", "ray", error) from error
 
 SHOWN = 100  # rows of pandas blocks that show what columns of objects contain
 AGGREGATE = "ray.MomentsAggregate"

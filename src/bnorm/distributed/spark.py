@@ -10,16 +10,20 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from pyspark.sql import functions as F
-from pyspark.sql import types
 
 from bnorm import arrow
-from bnorm.checks import type_name
+from bnorm.checks import missing, type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading, refuse_unknown
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.documents import described
 from bnorm.moments import Moments
+
+try:
+    from pyspark.sql import functions as F
+    from pyspark.sql import types
+except ImportError as error:
+    raise missing(__name__, "pyspark", "spark", error) from error
 
 PACKED = 2  # from this many columns of double on, send them as one array: Spark sends a column value by value
 STATES = "partition bigint, state binary, error string"

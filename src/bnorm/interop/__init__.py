@@ -1,8 +1,8 @@
 """Conversions from and to PyTorch, Keras, Flax, scikit-learn and ONNX, folding, the norms in autograd and JAX, and
 wrappers of Gymnasium and Stable-Baselines3.
 
-There is one module for each library, which imports the library when it is first needed: `from bnorm.interop import
-torch`, or directly `bnorm.interop.torch`.
+There is one module for each library: `from bnorm.interop import torch`, or directly `bnorm.interop.torch`. It imports
+the library when it is first needed; those of Gymnasium and Stable-Baselines3, whose classes are subclasses, at once.
 """
 
 from importlib import import_module

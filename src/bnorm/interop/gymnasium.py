@@ -11,15 +11,20 @@ return ends with its episode.
 from typing import Any
 
 import numpy as np
-from gymnasium import ObservationWrapper, Wrapper
-from gymnasium.error import InvalidBound
-from gymnasium.spaces import Box
-from gymnasium.utils import RecordConstructorArgs
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
 from numpy import ndarray
 
+from bnorm.checks import missing
 from bnorm.streams import RunningNorm
+
+try:
+    from gymnasium import ObservationWrapper, Wrapper
+    from gymnasium.error import InvalidBound
+    from gymnasium.spaces import Box
+    from gymnasium.utils import RecordConstructorArgs
+    from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+    from gymnasium.vector.utils import batch_space
+except ImportError as error:
+    raise missing(__name__, "gymnasium", "rl", error) from error
 
 __all__ = ["NormalizeObservation", "NormalizeReward"]
 

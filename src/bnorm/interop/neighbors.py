@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from bnorm.checks import type_name, user_level
+from bnorm.checks import missing, type_name, user_level
 from bnorm.kernels import moved
 from bnorm.kernels.rule import constant
 from bnorm.layers import (
@@ -42,9 +42,7 @@ def load(who: str, module: str, extra: str) -> Any:
                 f"{who}: expected keras with its backend, got {error}: Keras takes TensorFlow unless the environment "
                 "variable KERAS_BACKEND is jax or torch, before it is imported"
             ) from error
-        raise ImportError(
-            f"{who}: expected {package} to be installed, got {error}: pip install 'bnorm[{extra}]'"
-        ) from error
+        raise missing(who, package, extra, error) from error
 
 
 def differentiable(who: str, norm: str, options: Mapping[str, Any]) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from stable_baselines3.common import vec_env
 
+from bnorm.checks import missing
 from bnorm.files import container
 from bnorm.layers.saving import flag
 from bnorm.streams import RunningNorm, saving
+
+try:
+    from stable_baselines3.common import vec_env
+except ImportError as error:
+    raise missing(__name__, "stable_baselines3", "sb3", error) from error
 
 __all__ = ["VecNormalize"]
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy import ndarray
 
-from bnorm.checks import type_name
+from bnorm.checks import missing, type_name
 from bnorm.kernels import kind_of, moved
 from bnorm.plot.ticks import spaced, symlog
 
@@ -51,9 +51,7 @@ class Display:
             from matplotlib import axes
             from matplotlib import pyplot as plt
         except ImportError as error:
-            raise ImportError(
-                f"{who}: expected matplotlib, which is not installed: pip install 'bnorm[plot]'"
-            ) from error
+            raise missing(who, "matplotlib", "plot", error) from error
         if ax is None:
             _, ax = plt.subplots(figsize=size, layout="constrained")
         elif not isinstance(ax, axes.Axes):
