@@ -69,7 +69,7 @@ CALLS = {  # the call, the extra that its error names
     "gymnasium": ("import bnorm.interop.gymnasium", "rl"),
     "sb3": ("bnorm.interop.sb3", "sb3"),
     "xarray": ("bnorm.xarray", "xarray"),
-    "dask": ("from bnorm.distributed import dask", "dask"),
+    "dask": ("bnorm.distributed.dask.fit(bnorm.BatchNormTransformer(), None)", "dask"),
     "spark": ("from bnorm.distributed import spark", "spark"),
     "ray": ("import bnorm.distributed.ray", "ray"),
     "tqdm": ("bnorm.dataset_moments([[[1.0], [2.0]]], progress=True)", "progress"),
@@ -94,6 +94,15 @@ def test_every_module_is_there_and_imports_no_neighbor():
     assert run("\n".join([*lines, f"print(*set(sys.modules) & set({PACKAGES}))"])).strip() == ""
     with pytest.raises(AttributeError, match=r"module 'bnorm.interop' has no attribute 'tensorflow'"):
         bnorm.interop.tensorflow  # noqa: B018
+
+
+def test_engines_are_attributes_too():
+    engines = [name for name in dir(bnorm.distributed) if name in ("dask", "engine", "ray", "spark")]
+    found = "import bnorm; print(bnorm.distributed.engine.__name__)"
+    assert run(found).strip() == "bnorm.distributed.engine"
+    assert engines == ["dask", "engine", "ray", "spark"]
+    with pytest.raises(AttributeError, match=r"module 'bnorm.distributed' has no attribute 'mpi'"):
+        bnorm.distributed.mpi  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["autograd", "jax", "torch"])
