@@ -201,8 +201,9 @@ def test_parameters_are_checked_when_fitted(parameters, words):
 def test_a_stream_goes_on_as_it_began():
     x = table(10)
     for before, after, words in [
-        ({}, {"momentum": None}, "expected momentum, halflife and window for an average of batches"),
-        ({"momentum": None}, {"momentum": 0.1}, "expected momentum, halflife and window for rows that weigh the same"),
+        ({}, {"momentum": None}, "window: expected a moving average of batches"),
+        ({"momentum": None}, {"momentum": 0.1}, "momentum, halflife, window: expected rows that weigh the same, as"),
+        ({}, {"window": 3}, "expected a moving average of batches, as this stream began, got a window of 3; fit"),
         ({"momentum": None}, {"momentum": 0.1, "halflife": 3.0}, "rows that weigh the same, .* got rows that fade"),
         ({}, {"ddof": 1}, "ddof: expected 0, as this stream began, got 1"),
         ({}, {"affine": False}, "affine: expected True, as this stream began, got False"),

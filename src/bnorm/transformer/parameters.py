@@ -118,8 +118,7 @@ def check_same_stream(estimator: Any) -> None:
     state, before = estimator._state, estimator._state.manner
     if (now := manner(estimator.momentum, estimator.halflife, estimator.window)) != before:
         raise ValueError(
-            f"{WHO}: expected momentum, halflife and window for {before}, as this stream began, got {now}; "
-            "fit begins anew"
+            f"{WHO}: momentum, halflife, window: expected {before}, as this stream began, got {now}; fit begins anew"
         )
     same = {"ddof": state.statistics.ddof, "affine": state.affine, "exact": state.sums is not None}
     for name, value in same.items():

@@ -23,7 +23,7 @@ from bnorm.transformer.durations import is_duration, nanoseconds
 from bnorm.transformer.fitted import Fitted, at_once, ticks
 from bnorm.transformer.tables import Table
 
-KINDS = {AVERAGE: "an average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
+KINDS = {AVERAGE: "a moving average of batches", POOL: "rows that weigh the same", FADE: "rows that fade"}
 
 
 def manner(momentum: float | None, halflife: Any, window: Any) -> str:

@@ -116,7 +116,7 @@ def of_rows(who: str, name: str, length: Any, given: Any, n: int, column: str | 
         if given is not None:
             raise ValueError(
                 f"{who}: times: expected None, as {said} counts rows, got times; with a length of time, such as "
-                "halflife='10min' or window='1h', rows age by theirs"
+                f"{name}='10min', rows age by theirs"
             )
         return None
     if given is None:
