@@ -1,4 +1,4 @@
-"""Normalization for NumPy nets, scikit-learn pipelines and streams: compiled, accurate, the same bits everywhere."""
+"""Normalization for NumPy nets, scikit-learn pipelines and streams: compiled, accurate, the same bits on every CPU."""
 
 from typing import TYPE_CHECKING, Any
 
