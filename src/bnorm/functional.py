@@ -12,7 +12,7 @@ never synchronize with the GPU, except once to validate `weight`. Every forward 
 from __future__ import annotations  # signatures print names, not what NumPy means by them
 
 from math import inf
-from typing import Any
+from typing import Any, Literal, overload
 
 from numpy import ndarray
 from numpy.typing import ArrayLike
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from bnorm import checks, grouping, overlap, reductions
 from bnorm.checks import FLOATS, array, vector
 from bnorm.documents import OF_SAMPLES, normalizes
+from bnorm.exact import ExactMoments
 from bnorm.kernels import BACKENDS, MEAN_SQUARE, VARIANCE, view
 from bnorm.kernels.activation import IDENTITY, Name
 from bnorm.moments import Moments
@@ -253,6 +254,16 @@ def backward(dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], saved: Saved, o
     return saved.pull_back("backward", dy, True, out)
 
 
+@overload
+def moments(
+    x: ArrayLike, *, exact: Literal[True], axis: Shape = 1, weight: ArrayLike | None = None, skipna: bool = False,
+    groups: None = None, n_groups: None = None, minmax: bool = False, scale: float = 1.0,
+) -> ExactMoments: ...  # fmt: skip
+@overload
+def moments(
+    x: ArrayLike, *, axis: Shape = 1, weight: ArrayLike | None = None, skipna: bool = False, exact: bool = False,
+    groups: ArrayLike | None = None, n_groups: int | None = None, minmax: bool = False, scale: float = 1.0,
+) -> Moments: ...  # fmt: skip
 def moments(
     x: ArrayLike,
     *,

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.slow  # mypy reads NumPy's types
 RIGHT = """
 import numpy as np
 import bnorm
+from bnorm import functional as F
+from bnorm.distributed import spark
 
 bn = bnorm.BatchNorm1d(3, activation="gelu", dtype=None, device=None)
 y = bn(np.ones((4, 3)))
@@ -26,6 +28,12 @@ t = bnorm.BatchNormTransformer(momentum=None).fit(y)
 z: np.ndarray = t.transform(y)
 print(z.mean(), t.mean_.shape)
 print(t.fit_transform(y).shape, bnorm.GroupedTransformer(0).fit(y).transform(y).shape)
+m = F.moments(y, exact=True)
+print(m.digest(), spark.moments(None, exact=True).digest())
+print(F.moments(y, axis=(0, 1)).mean, F.moments(y, groups=[0, 0, 1, 1], exact=False).count)
+ln = bnorm.LayerNorm(3)
+y, h = ln(y, residual=y)
+dx = ln.backward((y, None))
 anything = bnorm.load("layer.npz")
 layer = bnorm.load("layer.npz", bnorm.BatchNorm1d)
 y = layer(y)
@@ -33,6 +41,7 @@ total: bnorm.Moments = bnorm.load("moments.npz", bnorm.Moments)
 print(bnorm.load("scaler.npz", bnorm.BatchNormTransformer).scale_.max(), total.mean)
 """
 WRONG = {
+    "F.moments([[1.0]]).digest()": "no attribute",
     'bnorm.BatchNorm1d(3, activation="tanh")': "Literal",
     "bnorm.load(3)": "No overload",
     'bnorm.load("a.npz", bnorm.LayerNorm).running_mean': "no attribute",
@@ -55,7 +64,7 @@ def mypy(folder, text):
 def test_a_program_of_a_user(tmp_path):
     pytest.importorskip("mypy", reason="types")
     assert mypy(tmp_path, RIGHT) == []
-    errors = mypy(tmp_path, "import bnorm\n" + "\n".join(WRONG))
+    errors = mypy(tmp_path, "import bnorm\nfrom bnorm import functional as F\n" + "\n".join(WRONG))
     assert len(errors) == len(WRONG)
     for error, part in zip(errors, WRONG.values(), strict=True):
         assert part in error

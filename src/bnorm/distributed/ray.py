@@ -6,7 +6,7 @@ their bytes: the same blocks give the same bits.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 from bnorm.checks import missing, type_name
 from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
@@ -14,6 +14,7 @@ from bnorm.distributed.engine import NONE, Partitions, Reading, kind_of
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.distributed.sums import UNKNOWN
 from bnorm.documents import described
+from bnorm.exact import ExactMoments
 from bnorm.moments import Moments
 
 try:
@@ -43,6 +44,14 @@ def fit(
     return reading.fit(t, _states(reading, data))
 
 
+@overload
+def moments(
+    data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, *, exact: Literal[True]
+) -> ExactMoments: ...
+@overload
+def moments(
+    data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
+) -> Moments: ...
 @described(PARAMETERS, MOMENTS)
 def moments(
     data: Dataset, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False

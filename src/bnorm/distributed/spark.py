@@ -7,7 +7,7 @@ driver merges them in the order of the partitions. A partition that is computed 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from bnorm.distributed.documents import FITTED, MOMENTS, OF_TRANSFORM, table
 from bnorm.distributed.engine import NUMBER, VECTOR, Map, Mapping, Partitions, Reading, refuse_unknown
 from bnorm.distributed.learners import mapping_of, reading_of
 from bnorm.documents import described
+from bnorm.exact import ExactMoments
 from bnorm.moments import Moments
 
 try:
@@ -43,6 +44,14 @@ def fit(
     return reading.fit(t, _states(reading, data))
 
 
+@overload
+def moments(
+    data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None, *, exact: Literal[True]
+) -> ExactMoments: ...
+@overload
+def moments(
+    data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False
+) -> Moments: ...
 @described(PARAMETERS, MOMENTS)
 def moments(
     data: Any, columns: Sequence[str] | None = None, sample_weight: str | None = None, exact: bool = False

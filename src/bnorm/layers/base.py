@@ -193,7 +193,7 @@ class Layer:
             self._settle()
         return self
 
-    def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
+    def backward(self, dy: "ArrayLike | tuple[ArrayLike, ArrayLike | None]", out: ndarray | None = None) -> ndarray:
         """Return the gradient of x, for the last forward, and add the gradients of parameters to their `grad`.
 
         There is one backward for each forward. If a layer is used several times before the first backward, use `vjp`.

@@ -145,7 +145,7 @@ class BatchNorm(Tracking):
         slots.pop("_replaces", None)
         return own, slots
 
-    def backward(self, dy: "ArrayLike", out: ndarray | None = None) -> ndarray:
+    def backward(self, dy: "ArrayLike | tuple[ArrayLike, ArrayLike | None]", out: ndarray | None = None) -> ndarray:
         """As in every layer. With comm all ranks must call it; parameters get the gradients of this rank's batch."""
         if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
             with self._kernels_of_all(self._group).turn("backward"):
