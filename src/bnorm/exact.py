@@ -96,7 +96,7 @@ class ExactMoments(Moments):
         return picked._of(picked._shape, None if self._extremes is None else self._extremes[:, channels])
 
     def scaled(self, scale: float) -> ExactMoments:
-        """Return the exact moments of all values times a positive number; the products are not rounded."""
+        """Return the exact moments of all values times `scale`, a positive number; the products are not rounded."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         p, q = scale.as_integer_ratio()
         down = -(-(q.bit_length() - 1) // BITS)  # q is a power of two: scale = (p 2^k) 2^(-32 down) for some k >= 0

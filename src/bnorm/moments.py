@@ -167,7 +167,7 @@ class Moments:
 
     @np.errstate(all="ignore")
     def scaled(self, scale: float) -> Moments:
-        """Return the moments of all values times a positive number. Each statistic is rounded once more."""
+        """Return the moments of all values times `scale`, a positive number. Each statistic is rounded once more."""
         scale = checks.factor("Moments.scaled", "scale", scale)
         parts = self._parts * np.array([[1.0], [scale], [scale * scale], [scale]], like=self._parts)
         return self._from_parts(parts, self._shape, None if self._extremes is None else self._extremes * scale)
@@ -207,7 +207,13 @@ class Moments:
 
     @np.errstate(all="ignore")
     def var(self, ddof: float = 0) -> ndarray:
-        """Return the variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0."""
+        """Return the variance per channel, m2 / (count - ddof); NaN where count - ddof is not above 0.
+
+        Parameters
+        ----------
+        ddof : float, default 0
+            0 divides by the count; 1 gives the unbiased variance of a sample.
+        """
         left = self.count - checks.ddof("Moments", ddof)
         var: ndarray = np.where(left > 0, self.m2, np.nan) / np.where(left > 0, left, 1)
         return var
@@ -234,7 +240,13 @@ class Moments:
         return row
 
     def std(self, ddof: float = 0) -> ndarray:
-        """Return the square root of `var`."""
+        """Return the square root of `var`.
+
+        Parameters
+        ----------
+        ddof : float, default 0
+            As in `var`.
+        """
         std: ndarray = np.sqrt(self.var(ddof))
         return std
 

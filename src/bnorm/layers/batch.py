@@ -146,7 +146,7 @@ class BatchNorm(Tracking):
         return own, slots
 
     def backward(self, dy: "ArrayLike | tuple[ArrayLike, ArrayLike | None]", out: ndarray | None = None) -> ndarray:
-        """As in every layer. With comm all ranks must call it; parameters get the gradients of this rank's batch."""
+        """As `LayerNorm.backward`. All ranks of comm must call it; parameters get gradients of this rank's batch."""
         if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
             with self._kernels_of_all(self._group).turn("backward"):
                 return super().backward(dy, out)

@@ -16,7 +16,7 @@ PARAMETERS = {  # of constructors: the type, and the description
     "num_features": ("int", "The number of channels, C."),
     "normalized_shape": (
         "int or tuple of int",
-        "The sizes of the last axes of x, over which each sample is normalized. gamma and beta have this shape.",
+        "The sizes of the last axes of x, over which each sample is normalized. The parameters have this shape.",
     ),
     "num_groups": ("int", "The number of groups, a divisor of num_channels. A group is a run of channels."),
     "num_channels": ("int", "The number of channels, C."),

@@ -164,7 +164,7 @@ class Tracking(Layer):
             self._moving = self._blocks[-1][0] if self._blocks else self._outside()
 
     def to(self, device: str) -> Self:
-        """As in every layer; it is a RuntimeError inside pooled_stats."""
+        """As `LayerNorm.to`; it is a RuntimeError inside pooled_stats."""
         if self._moving not in (None, self._running):
             raise RuntimeError(f"{self._who}: to: expected no pooled_stats around it, got one")
         if devices.arrays_on(self._who, device) is not self._kind:

@@ -29,7 +29,7 @@ class RunningNorm(Followed):
     shape, or any number of them along leading axes. Each component has its own statistics.
 
     The first batch gives its own statistics: nothing is mixed in at the start. A component that is constant, or has had
-    only one value, has no spread to divide by, and is only centered. Before the first value z is obs.
+    only one value, has no spread to divide by, and is only centered. Before the first value z is obs (clipped).
 
     A value that is not finite is left out, and counted in `skipped`: the other components of the same observation
     count, and so do the other observations. (In z it stays as it is, but infinity is clipped.)
@@ -116,11 +116,23 @@ class RunningNorm(Followed):
         return self._through(obs, self._training, True)
 
     def update(self, obs: Any) -> None:
-        """Update the statistics, in either mode, without normalizing."""
+        """Update the statistics, in either mode, without normalizing.
+
+        Parameters
+        ----------
+        obs : array_like
+            As in a call: one observation, or a batch of them.
+        """
         self._through(obs, True, False)
 
     def normalize(self, obs: Any) -> Any:
-        """Normalize by the present statistics, which do not change."""
+        """Normalize by the present statistics, which do not change.
+
+        Parameters
+        ----------
+        obs : array_like
+            As in a call: one observation, or a batch of them.
+        """
         return self._through(obs, False, True)
 
     @np.errstate(all="ignore")
