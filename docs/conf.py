@@ -1,6 +1,7 @@
 """How Sphinx builds this documentation: `python -m sphinx -W --keep-going docs build/docs`."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -81,5 +82,11 @@ def as_text(app, what, name, obj, options, lines):
         lines[:] = [line if line.lstrip().startswith((">>>", "...")) else plain_words(line) for line in lines]
 
 
+def to_the_gallery(app, page, source):
+    """Links to examples, which are right in the repository, lead to their pages in the gallery."""
+    source[0] = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](gallery/\1.rst)", source[0])
+
+
 def setup(app):
+    app.connect("source-read", to_the_gallery)
     app.connect("autodoc-process-docstring", as_text, priority=1000)  # after napoleon
