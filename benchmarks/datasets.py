@@ -151,8 +151,8 @@ def of_extremes(quick: bool) -> list[list[str]]:
             raise SystemExit(f"the extremes of {shape} {dtype} differ")
         taken, plain, numpy = best(ours, 5), best(lambda call=ours: call(minmax=False), 5), best(theirs, 2)
         name = f"{shape} {dtype} along {axis}, with extremes"
-        rows.append([name, f"{x.nbytes / taken / 1e9:.1f} GB/s", f"{taken / plain:.2f} of the time without"])
-        rows.append(["... NumPy's", f"{x.nbytes / numpy / 1e9:.1f} GB/s", f"{numpy / taken:.1f} times"])
+        rows.append([name, f"{x.nbytes / taken / 1e9:.3g} GB/s", f"{taken / plain:.2f} of the time without"])
+        rows.append(["... NumPy's", f"{x.nbytes / numpy / 1e9:.3g} GB/s", f"{numpy / taken:.1f} times"])
     return rows
 
 
