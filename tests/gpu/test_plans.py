@@ -116,6 +116,21 @@ def check_plans(outer, channels, inner, dtype, vectors, careful, limits):
         assert all(parameters(launch)[2] == 1 for launch in plan.launches)
 
 
+@pytest.mark.parametrize(
+    ("kilobytes", "first", "last"), [(227, 26_628, 27_648), (163, 18_436, 19_456), (99, 10_244, 11_264)]
+)
+def test_a_large_block_keeps_what_it_reads(kilobytes, first, last):
+    """Also where its steps, which are rounded up, just fit or just do not."""
+    limits, kept = plans.Limits(shared=kilobytes << 10, clusters=False, meetings=False), set()
+    for inner in range(first - 2048, last + 2048, 4):
+        for outer, channels, name, then in ((1, 2, "sums", "gradient"), (2, 1, "moments", "normalize")):
+            plan = plans.reduction(name, outer, channels, inner, "float32", True, False, then, 0, limits)
+            for launch in plan.launches:
+                check_launch(launch, limits)
+            kept.add((plan.launches[0].block, bool(fields(plan.launches[0])["keep"])))
+    assert kept >= {((512,), True), ((256,), False)}
+
+
 def check_slab(launch, itemsize):
     """What a block reads of an outer position are whole vectors, of which some have a thread each."""
     f, together = fields(launch), parameters(launch)[4]
@@ -136,6 +151,8 @@ def check_launch(launch, limits):
     assert f["chunks"] * f["chunk"] >= f["steps"] and f["chunk"] % down == 0
     assert launch.shared + plans.STATIC_SHARED.get(launch.family, 0) <= max(limits.shared, 48 << 10)
     assert not launch.shared or launch.family in plans.STATIC_SHARED
+    if name in ("moments", "sums") and down > shapes.THREADS and parameters(launch)[-2] == jobs.WITH_MAP:
+        assert f["keep"] > 0  # a large block of channels.cu always keeps what it reads
     if f["keep"]:
         assert f["keep"] * down * f["chunks"] >= f["steps"]
         arrays = 1 if name.endswith("moments") else 2

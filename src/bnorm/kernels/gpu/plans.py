@@ -84,16 +84,18 @@ def on_chip(
     if candidates[0].base == 1 and inner * itemsize >= TINY_RUN:
         candidates.append(channel_runs(outer, channels, inner, vector))
     size = outer * channels * inner * itemsize
+    room = limits.shared - STATIC_SHARED["channels"]
     for shape in candidates:
         if shape.group != 1:
             continue
         shared = kept(shape, itemsize) * arrays
-        fits = shared <= limits.shared - STATIC_SHARED["channels"]
+        fits = shared <= room
         # where only one block fits on a processor, let it be a large one
         if fits and shape.base > 1 and shared > two_per_processor("channels", limits):
-            shape = shape._replace(down=2 * THREADS)
-            shared = kept(shape, itemsize) * arrays
-            fits = shared <= limits.shared - STATIC_SHARED["channels"]
+            large = shape._replace(down=2 * THREADS)
+            shared = kept(large, itemsize) * arrays
+            fits = shared <= room
+            shape = large if fits else shape  # only small blocks can do without what they keep
         if fits and (shape.tiles >= limits.processors // 2 or size * arrays <= ONE_LAUNCH):
             return shape, cdiv(shape.steps, shape.down), shared
         if size * arrays <= ONE_LAUNCH_UNKEPT:
