@@ -214,16 +214,21 @@ def test_a_mean_far_from_zero_costs_nothing(backend, case, dtype, offset):
 PRODUCTS = [(1e30, 1e9), (1e35, 1e4), (1e-30, 1e-10), (1e-20, 1e-20)]  # sizes of x and dy
 
 
-def assert_products(both, sizes, act):
+def assert_products(both, sizes, act, balanced=False):
     rng = np.random.default_rng(5)
     x, dy = (np.float32(size) * rng.standard_normal((300, 3)).astype("float32") for size in sizes)
+    if balanced:
+        dy = np.full_like(dy, sizes[1])
+        dy.flat[1::2] *= -1
     gamma, beta = np.full(3, 1.5), np.full(3, 0.25)
-    _, stats, count, _ = reference.forward(x, gamma, beta, 0.0, act=act)
-    for got, want in zip(*both("backward", dy, x, stats, count, act=act), strict=True):
-        assert_close(got, want, 1e-5 * np.abs(want).max(), sizes=sizes, act=act)
+    for shape in [(300, 3), (1, 3, 300), (10, 3, 30)]:
+        x_, dy_ = x.reshape(shape), dy.reshape(shape)
+        _, stats, count, _ = reference.forward(x_, gamma, beta, 0.0, act=act)
+        for got, want in zip(*both("backward", dy_, x_, stats, count, act=act), strict=True):
+            assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, sizes=sizes, act=act)
     for shape in [(300, 1, 3, 1), (1, 1, 900, 1), (50, 3, 6, 1), (3, 2, 3, 50), (1, 1, 1, 900)]:
         rows, drows, of = x.reshape(shape), dy.reshape(shape), shape[1] * shape[2]
-        gamma, beta = np.linspace(0.5, 1.5, of), np.full(of, 0.25)
+        gamma, beta = np.linspace(0.5, 1.5, of) if not balanced else np.ones(of), np.full(of, 0.25)
         _, mean, rstd = reference.rows_forward(rows, gamma, beta, 0.0, act=act)
         for got, want in zip(*both("rows_backward", drows, rows, mean, rstd, gamma, beta, act=act), strict=True):
             assert_close(got, want, 1e-5 * np.abs(want).max(), shape=shape, sizes=sizes, act=act)
@@ -239,6 +244,12 @@ def test_products_beyond_float32(sizes, act):
 @each_backend(sizes=PRODUCTS)
 def test_products_beyond_float32_by_each(backend, sizes):
     assert_products(backend.both, sizes, IDENTITY)
+
+
+@each_backend()
+def test_products_beyond_float32_of_gradients_whose_sum_is_zero(backend):
+    """They are not all 0, so that their products have to be looked at."""
+    assert_products(backend.both, (1e-20, 1e-19), IDENTITY, balanced=True)
 
 
 @pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])

@@ -152,9 +152,9 @@ BN_DEV void add_products(
     const int many = (int)least(block::STEPS, steps);
     const Walk start = walk;
     arrived(steps - many);
-    A s[K], d[K];
+    A s[K], d[K], size[K];  // of the gradients: their sum may be 0 where they are not
 #pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = d[k] = 0;
+    for (int k = 0; k < K; ++k) s[k] = d[k] = size[k] = 0;
     for_loads<PAIRS>(
         walk, many, [&](i64 at) { return Pair{of_x.template get<KEEP>(x, at), of_dy.template get<KEEP>(dy, at)}; },
         [&](const Pair& t) {
@@ -164,6 +164,7 @@ BN_DEV void add_products(
             const A away = value(t.x, v) - h[k];
             const A gradient = through<KIND>((A)value(t.dy, v), away, forward, k * BX + tx, act);
             s[k] += gradient;
+            size[k] += size_of(gradient);
             if (!WEIGHTED || gradient != 0) d[k] = fused(gradient, away, d[k]);
           }
         });
@@ -174,7 +175,7 @@ BN_DEV void add_products(
     for (int k = 0; k < K; ++k) {
       s_[k] = s[k];
       d_[k] = d[k];
-      again |= (unsigned)(!(d[k] - d[k] == 0) || (size_of(d[k]) < small && s[k] != 0)) << k;
+      again |= (unsigned)(!(d[k] - d[k] == 0) || (size_of(d[k]) < small && size[k] != 0)) << k;
     }
     if (!Compute<T>::in_range && rarely(again) && (again & off_center<T, V, K>(x, start, many, h)))
       exact_products<T, V, KIND, WEIGHTED>(slope, x, dy, forward, start, many, s_, d_);

@@ -121,13 +121,14 @@ BN_DEV void backward_rows(
     bool bad = false;  // products left the range of float
     A to_beta_of[MANY], to_gamma_of[MANY];  // sums of vectors of a row that is not held
     const auto add_vector = [&](int own, int j, const Affine<A, V>& of) {
-      A s = 0, d = 0, to_beta[V], to_gamma[V];
+      A s = 0, d = 0, size = 0, to_beta[V], to_gamma[V];  // s may be 0 where not all g are
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const A away = value(t[own], v) - h, normalized = fused(away, r, low);
         to_beta[v] = behind(Held::once ? held[own].v[v] : value(e[own], v), normalized, of.gamma[v], of.beta[v]);
         const A g = to_beta[v] * of.gamma[v];
         s += g;
+        size += size_of(g);
         d = fused(g, away, d);
         to_gamma[v] = to_beta[v] * normalized;
         if (Held::once) held[own].v[v] = g;
@@ -145,7 +146,7 @@ BN_DEV void backward_rows(
         if constexpr (STEPS > 0) of_channels.keep(j, to_beta[0], to_gamma[0]);
         else to_beta_of[own] = to_beta[0], to_gamma_of[own] = to_gamma[0];
       }
-      bad |= !(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && s != 0);
+      bad |= !(d - d == 0) || (size_of(d) < (A)(1e-30 * V) && size != 0);
       both[0] += s;
       both[1] += d;
     };
