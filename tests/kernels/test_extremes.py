@@ -149,24 +149,28 @@ def test_the_bound_on_every_backend(backend, dtype):
     assert_same(backend("forward", x[:0], None, None, 0.0)[1][2], np.zeros(2))
 
 
-@pytest.mark.parametrize("eps", [1e-80, 1e-300])
-@every_dtype
-def test_a_constant_channel_whose_scale_no_float32_holds(dtype, eps):
+@each_backend(dtype=["float32", "float64"], eps=[1e-80, 1e-300])
+def test_a_constant_channel_whose_scale_no_float32_holds(backend, dtype, eps):
     """1 / sqrt(eps) is 1e40: 0 times it is 0 all the same, forward and backward."""
-    x, beta = np.full((40, 3), 5.0, dtype), np.array([1.0, -2.0, 0.5])
-    y, stats, count, _ = cpu.forward(x, None, beta, eps)
-    assert_same(y, np.broadcast_to(beta.astype(dtype), x.shape))
-    assert_same(cpu.normalize(x, stats), y)
-    dy = np.ones_like(x)  # its mean is taken off, and nothing is left
-    assert_same(cpu.backward(dy, x, stats, count)[0], np.zeros_like(x))
-    for shape in [(40, 1, 3, 1), (10, 3, 4, 1), (10, 3, 1, 4), (2, 1, 3, 20)]:
-        rows = x.reshape(shape)
+    beta = np.array([1.0, -2.0, 0.5])
+    for shape, act in product([(40, 3), (1, 3, 4000), (4, 3, 7)], (IDENTITY, RELU)):
+        x, tags = np.full(shape, 5.0, dtype), {"shape": shape, "act": act}
+        dy = np.ones_like(x)  # its mean is taken off, and nothing is left
+        y, stats, count, _ = backend("forward", x, None, beta, eps, act=act)
+        want = np.maximum(beta, 0) if act == RELU else beta
+        assert_same(y, np.broadcast_to(channel(want.astype(dtype)), as_block(x).shape).reshape(shape), **tags)
+        assert_same(backend("normalize", x, stats, act=act), y, **tags)
+        assert_same(backend("backward", dy, x, stats, count, act=act)[0], np.zeros_like(x), **tags)
+    for shape in [(40, 1, 3, 1), (10, 3, 4, 1), (10, 3, 1, 4), (2, 1, 3, 20), (1, 1, 1, 9000)]:
+        rows = np.full(shape, 5.0, dtype)
         of = shape[1] * shape[2]
-        for gamma in (None, np.full(of, 2.0)):
-            y, mean, rstd = cpu.rows_forward(rows, gamma, None, eps)
-            assert_same(y, np.zeros_like(rows), shape=shape)
-            dx = cpu.rows_backward(np.ones_like(rows), rows, mean, rstd, gamma, None)[0]
-            assert_same(dx, np.zeros_like(rows), shape=shape)
+        for gamma, weight in product((None, np.full(of, 2.0)), (None, np.ones((shape[0], shape[3])))):
+            tags = {"shape": shape, "weighted": weight is not None}
+            y, mean, rstd = backend("rows_forward", rows, gamma, None, eps, weight=weight)
+            assert_same(y, np.zeros_like(rows), **tags)
+            found = backend("rows_backward", np.ones_like(rows), rows, mean, rstd, gamma, None, weight=weight)
+            for gradient in found[:2]:  # dx and dgamma
+                assert_same(gradient, np.zeros_like(gradient), **tags)
 
 
 @at_the_ends(size=[1e-30, 1e-20, 1e20, 1e30])

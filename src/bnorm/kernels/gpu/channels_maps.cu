@@ -47,15 +47,17 @@ BN_DEV Normal given_normal(const Job& job, i64 c) {
 template <int WIDTH, class A>
 BN_DEV void keep_normal(A* to, const Normal& of) {
   const A high = (A)of.mean;
+  const double scale = within<A>(of.scale);
   to[0] = high;
-  to[WIDTH] = (A)of.scale;
-  to[2 * WIDTH] = (A)bn_fold((double)high, of.mean, of.scale, of.shift);
+  to[WIDTH] = (A)scale;
+  to[2 * WIDTH] = (A)bn_fold((double)high, of.mean, scale, of.shift);
 }
 template <int WIDTH, class A, class B>
 BN_DEV void keep_coefficients(B* to, double mean, const Coefficients& of) {
-  to[0] = (B)of.a;
-  to[WIDTH] = (B)of.b;
-  to[2 * WIDTH] = (B)bn_fold((double)(A)mean, mean, of.b, of.c);
+  const double b = within<B>(of.b);
+  to[0] = (B)within<B>(of.a);
+  to[WIDTH] = (B)b;
+  to[2 * WIDTH] = (B)bn_fold((double)(A)mean, mean, b, of.c);
 }
 BN_DEV Normal read_normal(const Job& job, i64 c) {
   return {row_of(job.stats, job, MEAN)[c], 0.0, 0.0, row_of(job.stats, job, SCALE)[c],
@@ -260,7 +262,7 @@ BN_DEV void map_backward(
   if (!READY && tid < WIDTH && tile * WIDTH + tid < job.columns) {
     const i64 channel = channel_of(job, tile * WIDTH + tid);
     const double mean = row_of(job.stats, job, MEAN)[channel];
-    if (MODE == FROZEN) found[tid] = (B)row_of(job.stats, job, SCALE)[channel];
+    if (MODE == FROZEN) found[tid] = (B)within<B>(row_of(job.stats, job, SCALE)[channel]);
     else keep_coefficients<WIDTH, A>(found + tid, mean, read_coefficients(job, channel));
   }
   if (!READY) __syncthreads();

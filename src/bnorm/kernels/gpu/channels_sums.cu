@@ -92,7 +92,7 @@ BN_DEV void fill_forward(const Job& job, i64 tile, Forward<A, K, BX>& forward) {
     const A high = (A)mean;
     forward.high[at] = high;
     if (KIND != BN_IDENTITY) {
-      const double scale = row_of(job.stats, job, SCALE)[c], shift = row_of(job.stats, job, SHIFT)[c];
+      const double scale = within<A>(row_of(job.stats, job, SCALE)[c]), shift = row_of(job.stats, job, SHIFT)[c];
       forward.scale[at] = (A)scale;
       forward.shift[at] = (A)bn_fold((double)high, mean, scale, shift);
     }

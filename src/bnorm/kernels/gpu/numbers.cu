@@ -153,6 +153,9 @@ BN_DEV i64 least(i64 a, i64 b) { return a < b ? a : b; }
 BN_DEV bool infinite(float v) { return v == v && !(v - v == 0.0f); }
 BN_DEV bool infinite(double v) { return v == v && !(v - v == 0.0); }
 BN_DEV bool rarely(bool so) { return so; }  // marks rare branches, which the tests of machine code do not count
+// v, within the range of type A, as bn_within of rows.h: so 0 times a scale that float cannot hold is 0.
+template <class A>
+BN_DEV double within(double v) { return sizeof(A) < 8 && rarely(infinite((A)v)) ? bn_bounded(v) : v; }
 BN_DEV i64 quotient(i64 a, i64 b) {  // most sizes fit 32 bits, whose division is several times as fast
   return ((a | b) >> 32) ? a / b : (i64)((unsigned)a / (unsigned)b);
 }

@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(BX* BY, 2) row_channels(Job job) {
     for (int u = 0; u < AT_A_TIME; ++u)
       if (u < steps) {
         const i64 row = (walk.row * job.copies + copy) * groups + group;
-        const double mean = job.row_mean[row], rstd = job.row_rstd[row];
-        const A h = (A)mean, r = (A)rstd, low = (A)bn_fold((double)h, mean, rstd, 0.0);
+        const double mean = job.row_mean[row], gain = within<A>(job.row_rstd[row]);
+        const A h = (A)mean, r = (A)gain, low = (A)bn_fold((double)h, mean, gain, 0.0);
         const Vector<T, V> t = load<T, V>(x + walk.at), e = load<T, V>(dy + walk.at);
 #pragma unroll
         for (int v = 0; v < V; ++v) {

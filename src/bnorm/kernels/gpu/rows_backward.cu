@@ -98,7 +98,8 @@ BN_DEV void backward_rows(
     if (STEPS > 0) stats(row.inside, row.index);
     const double mean = next_mean, rstd = next_rstd;
     if (STEPS == 0) stats(row.index + on < rows_end(job), row.index + on);  // one row ahead
-    const A h = fixed((A)mean), r = fixed((A)rstd), low = fixed((A)bn_fold((double)h, mean, rstd, 0.0));
+    const double gain = within<A>(rstd);
+    const A h = fixed((A)mean), r = fixed((A)gain), low = fixed((A)bn_fold((double)h, mean, gain, 0.0));
     // dy times the derivative of the activation
     const auto behind = [&](A gradient, A normalized, A gamma, A beta) {
       return KIND == BN_IDENTITY ? gradient : bn_act_pull(act, fused(normalized, gamma, beta), gradient);
@@ -214,7 +215,8 @@ BN_DEV void backward_rows(
     }
     sums.add(both);
     const double gap = mean - (double)h, total = both[0] * job.inverse, dot = both[1] * job.inverse - gap * total;
-    const double of_x = bn_grad_b(rstd, dot, 1.0), rest = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(total, 1.0);
+    const double of_x = within<A>(bn_grad_b(rstd, dot, 1.0));
+    const double rest = job.rule == BN_MEAN_SQUARE ? 0.0 : bn_grad_c(total, 1.0);
     const A b = fixed((A)of_x), c = fixed((A)(rest - of_x * gap));
     const auto write = [&](int own, auto i, const Affine<A, V>& of) {
       Vector<T, V> result;

@@ -50,7 +50,8 @@ BN_DEV void forward_rows(
       job.mean[row.index] = mean;
       job.rstd[row.index] = rstd;
     }
-    const A h = as_it_is((A)mean), r = as_it_is((A)rstd), low = as_it_is((A)bn_fold((double)h, mean, rstd, 0.0));
+    const double gain = within<A>(rstd);
+    const A h = as_it_is((A)mean), r = as_it_is((A)gain), low = as_it_is((A)bn_fold((double)h, mean, gain, 0.0));
     const auto write = [&](int own, auto i, const Affine<A, V>& of) {
       pack(held[own]);
       Vector<T, V> t;

@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_weighted_forward(RowJob job)
       job.mean[row] = mean;
       job.rstd[row] = rstd;
     }
-    const A h = (A)mean, r = (A)rstd, rest = (A)bn_fold((double)h, mean, rstd, 0.0);
+    const double gain = within<A>(rstd);
+    const A h = (A)mean, r = (A)gain, rest = (A)bn_fold((double)h, mean, gain, 0.0);
     for_weighted(job, row, [&](i64 i, double, i64 c) {
       const A gamma = job.gamma ? (A)job.gamma[c] : (A)1, beta = job.beta ? (A)job.beta[c] : (A)0;
       narrow(bn_act(act, fused(fused(widen(x[i]) - h, r, rest), gamma, beta)), y[i]);
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(ROW_THREADS, sizeof(T) == 8 && KIND != BN_IDEN
 #pragma unroll 1
   for (i64 row = blockIdx.x; row < job.rows; row += gridDim.x) {
     const double mean = job.mean[row], rstd = job.rstd[row];
-    const A h = (A)mean, r = (A)rstd, rest = (A)bn_fold((double)h, mean, rstd, 0.0);
+    const double gain = within<A>(rstd);
+    const A h = (A)mean, r = (A)gain, rest = (A)bn_fold((double)h, mean, gain, 0.0);
     // dy gamma, where dy is first multiplied by the derivative of the activation
     const auto behind = [&](i64 i, i64 c) {
       const A gamma = job.gamma ? (A)job.gamma[c] : (A)1, gradient = (A)widen(dy[i]);

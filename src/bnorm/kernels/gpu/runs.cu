@@ -147,8 +147,9 @@ BN_DEV void backward_runs(const Job& job, Blocks& blocks) {
     const A high = as_it_is((A)read.mean);
     Forward<A, 1, 1> forward = {{high}, {(A)0}, {(A)0}};
     if (KIND != BN_IDENTITY) {
-      forward.scale[0] = (A)read.scale;
-      forward.shift[0] = (A)bn_fold((double)high, read.mean, read.scale, read.shift);
+      const double scale = within<A>(read.scale);
+      forward.scale[0] = (A)scale;
+      forward.shift[0] = (A)bn_fold((double)high, read.mean, scale, read.shift);
     }
     const double rstd = leads ? row_of(job.stats, job, RSTD)[c] : 0.0, count = leads ? count_of(job, c) : 0.0;
     const i64 steps = Place<1, 1, BY>(job, c, blocks.rank()).steps;
