@@ -254,6 +254,7 @@ def test_products_beyond_float32_by_each(backend, sizes):
 def test_products_beyond_float32_of_gradients_whose_sum_is_zero(backend):
     """They are not all 0, so that their products have to be looked at."""
     assert_products(backend.both, (1e-20, 1e-19), IDENTITY, balanced=True)
+    assert_products(backend.both, (1e-21, 1e-21), IDENTITY, balanced=True)
 
 
 @pytest.mark.parametrize("size", [1e-280, 1e-45, 1e39, 1e280])

@@ -81,7 +81,7 @@ cdef inline bint products_beyond_float(
     cdef int bad = 0
     for c in range(channels):
         bad |= not (fabs(d[c]) < INFINITY)
-        bad |= (fabs(d[c]) < BN_LEAST_PRODUCT * count) & (s[c] != 0.0)
+        bad |= (fabs(d[c]) < BN_LEAST_PRODUCT * count) & ((s[c] != 0.0) | (d[c] != 0.0))
     return bad != 0
 
 
