@@ -37,6 +37,7 @@ def test_the_table_has_no_other_lines():
         "`momentum=None` of instance norm",
         "instance norm of one sample without a batch axis",
         "`layer.weight = array`",
+        "`a.weight = b.weight`",
         "`named_parameters()`",
     ]
 
@@ -137,3 +138,13 @@ def test_assignment_and_names(nn):
     assert ours.weight is p and p[3] == 3
     assert [name for name, _ in theirs.named_parameters()] == list(ours.state_dict()) == ["weight", "bias"]
     assert [name for name, _ in ours.named_parameters()] == ["gamma", "beta"]
+
+
+def test_a_parameter_of_another_layer(nn):
+    (a, b), (c, d) = ([kind(4) for _ in range(2)] for kind in (bnorm.LayerNorm, nn.LayerNorm))
+    b.weight = np.arange(4.0)
+    own, a.weight, c.weight = a.weight, b.weight, d.weight
+    assert c.weight is d.weight
+    assert a.weight is own
+    assert a.weight is not b.weight
+    np.testing.assert_array_equal(a.weight, b.weight)
