@@ -113,7 +113,7 @@ cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
 
 cdef inline bint touched(const void* x, Py_ssize_t n_bytes, int threads) noexcept nogil:
     """Whether the caller handles a call on x alone that may have several threads, see touched.h."""
-    return 512 <= n_bytes <= sizes.touched and bn_is_touched(x, n_bytes, threads)
+    return 2048 <= n_bytes <= sizes.touched and bn_is_touched(x, n_bytes, threads)
 
 
 cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:

@@ -13,7 +13,7 @@
 
 enum {
     BN_SIGNS = 2,           /* lines of x that are removed and looked for */
-    BN_AGAIN = 4,           /* times that they are loaded again, as the clock may count many ticks at once */
+    BN_AGAIN = 4,           /* times that they are loaded again, of which the shortest counts */
     BN_READABLE = 500,      /* ticks of the clock: most in which they are loaded again, about 70 on Zen 4 */
     BN_LOOKS = 4,           /* calls in turn that look for them: of a fit and a transform, only one finds them */
     BN_UNTOUCHED = 64,      /* calls on an x that is not touched in which there are so many looks */
@@ -33,11 +33,11 @@ typedef struct {
 static BN_OF_THREAD bn_watch bn_watches = {0, 0, 0, 0, BN_LEAST_ALONE, -1};
 
 #ifdef BN_PAGE  /* nearby.h can look */
-/* Return a line near the end of x, which the last thread reads. The two are far enough apart that the processor does not
- * fetch one because of the other. */
+/* Return a line near the end of x, which the last thread reads. The two are so far apart, and so far from the end, that
+ * the processor does not fetch one because of the other, or because of what lies behind x. */
 static inline const volatile char *bn_sign(const void *x, size_t size, int i)
 {
-    return (const char *)x + size - (i == 0 ? 128 : 448);
+    return (const char *)x + size - (i == 0 ? 1152 : 1472);
 }
 
 static inline void bn_remove_signs(const void *x, size_t size)
@@ -65,17 +65,19 @@ static inline uint64_t bn_ticks_of_signs(const void *x, size_t size)
 static inline int bn_has_signs(const void *x, size_t size)
 {
     const uint64_t found = bn_ticks_of_signs(x, size);
-    uint64_t again = 0;
-    for (int i = 0; i < BN_AGAIN; i++)
-        again += bn_ticks_of_signs(x, size);
-    return again < BN_AGAIN * BN_READABLE && BN_AGAIN * found < 2 * again;
+    uint64_t again = BN_READABLE;
+    for (int i = 0; i < BN_AGAIN; i++) {
+        const uint64_t ticks = bn_ticks_of_signs(x, size);
+        again = ticks < again ? ticks : again;
+    }
+    return again < BN_READABLE && found < 2 * again;
 }
 #else
 static inline void bn_remove_signs(const void *x, size_t size) { (void)x; (void)size; }
 static inline int bn_has_signs(const void *x, size_t size) { (void)x; (void)size; return 0; }
 #endif
 
-/* Whether the caller handles a call on x alone that may have several threads. x: of `size` bytes, at least 512. */
+/* Whether the caller handles a call on x alone that may have several threads. x: of `size` bytes, at least 2048. */
 static inline int bn_is_touched(const void *x, size_t size, int threads)
 {
     bn_watch *watch = &bn_watches;
