@@ -1,7 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
-# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, kept, plan, rounded_up, sizes,
-# threads_of, touched, unaided (plan), expect_weights (weights).
+# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, is_touched, kept, plan, rounded_up,
+# sizes, threads_of, unaided (plan), expect_weights (weights).
 # Gives MOST_AXES, data, expect_vectors, folded, in_float64, is_wide, itemsize, matrix, narrow_of, pair, partial_size,
 # read_activation, result, seen_as, target, to_type, vector, vector_size, view.
 
@@ -144,7 +144,7 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
     """Set the output of a map, and dy. The output bypasses the caches if it is too large for them."""
     cdef Py_ssize_t size = cnp.PyArray_NBYTES(y), least = sizes.stream
     cdef int caches
-    job.alone = not job.across and touched(job.x, job.outer * job.channels * job.inner * itemsize(job), threads_of(job))
+    job.alone = is_touched(job, job.outer * job.channels * job.inner * itemsize(job))
     cdef bint alone = threads_of(job) == 1
     if dy is not None or (alone and reduces):
         least = sizes.stream_two

@@ -59,10 +59,7 @@ cdef void copy_all(cnp.ndarray y, cnp.ndarray x) noexcept:
     run.copy = &c
     run.threads = threads_for(cnp.PyArray_SIZE(x), c.units)
     with nogil:
-        if run.threads == 1:
-            copy_share(&run, 0)
-        else:
-            share(copy_share, &run, run.threads)
+        share(copy_share, &run, run.threads)
 
 
 def contiguous(cnp.ndarray a not None):

@@ -1,7 +1,7 @@
 # Moments: of the channels of an array, or of separate vectors, optionally with their extremes.
 #
-# Uses data, matrix, partial_size, seen_as, view (arrays), expect_block (guards), is_far, run, share_weights, sizes,
-# threads_of, touched (plan), expect_weights, weigh (weights).
+# Uses data, matrix, partial_size, seen_as, view (arrays), expect_block (guards), is_far, is_touched, run,
+# share_weights, sizes (plan), expect_weights, weigh (weights).
 # Gives entries only.
 
 cdef int begin_moments(Job* job, cnp.ndarray x, cnp.ndarray weight, bint skipna) except -1:
@@ -46,7 +46,7 @@ def moments(cnp.ndarray x, cnp.ndarray weight=None, bint skipna=False):
     """
     cdef Job job
     view(&job, x)
-    job.alone = not job.across and touched(job.x, cnp.PyArray_NBYTES(x), threads_of(&job))
+    job.alone = is_touched(&job, cnp.PyArray_NBYTES(x))
     begin_moments(&job, x, weight, skipna)
     cdef cnp.ndarray parts = matrix(4, job.channels)
     cdef double* found = <double*>data(parts)

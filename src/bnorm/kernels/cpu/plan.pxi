@@ -3,8 +3,8 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, kept, near, parts, plan, plan_rows, plan_sums, rounded_up, run,
-# run_map, scattered, share_weights, sizes, threads_of, touched, unaided, weighed.
+# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_rows, plan_sums,
+# rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, unaided, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -233,6 +233,12 @@ cdef inline int threads_of(const Job* job) noexcept nogil:
     return threads_for(values, job.pieces * job.groups)
 
 
+cdef inline bint is_touched(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
+    """`touched` for a job on x of n_bytes. Not if threads share the columns of rows: what lies beside a thread's part
+    of a row would be fetched with it."""
+    return not job.across and touched(job.x, n_bytes, threads_of(job))
+
+
 cdef void share_weights(Job* job, Py_ssize_t most) noexcept nogil:
     """Put up to `most` channels into a task if inner > 1, so that the task sums their common weights only once."""
     cdef Py_ssize_t groups = parts(SHARERS * threads_of(job), job.pieces)
@@ -283,10 +289,7 @@ cdef void run(task_t task, Job* job, bint backwards) noexcept nogil:
     cdef Py_ssize_t n = job.pieces * job.groups
     cdef int threads = threads_of(job)
     cdef Run r = Run(task, job, n, threads, backwards)
-    if threads == 1:
-        run_share(&r, 0)
-    else:
-        share(run_share, &r, threads)
+    share(run_share, &r, threads)
 
 
 cdef void run_map(Job* job) noexcept nogil:

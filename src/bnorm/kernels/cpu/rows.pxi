@@ -134,10 +134,7 @@ cdef void run_row_share(void* run, Py_ssize_t i) noexcept nogil:
 cdef void run_rows(RowJob* job, int threads, char* memory) noexcept nogil:
     """Run all tasks. memory: 2 * columns_size bytes for each thread."""
     cdef RowRun r = RowRun(job, memory, threads)
-    if threads == 1:
-        run_row_share(&r, 0)
-    else:
-        share(run_row_share, &r, threads)
+    share(run_row_share, &r, threads)
 
 
 cdef int check_room(const RowJob* job) except -1:
