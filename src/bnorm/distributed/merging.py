@@ -23,7 +23,8 @@ def merge_all(obj: Mergeable, comm: Communicator) -> Mergeable:
     ----------
     obj : Moments, BatchNormTransformer, RunningNorm or RunningNormTree
         The statistics of this rank; not changed. A transformer must be fitted, with momentum=None or with the same
-        halflife on all ranks. Of a RunningNorm with a history that all ranks share, merge `rn - base`.
+        halflife on all ranks. Of a RunningNorm with a history that all ranks share, merge `rn - base`: with a halflife,
+        the rows of a later rank then count as later.
     comm : communicator
         A communicator of mpi4py, or any object with its `allgather`.
 

@@ -206,9 +206,10 @@ class Pull:
         self._layer = layer
         self._saved: Saved | None = saved
 
-    def __call__(self, dy: ArrayLike, out: ndarray | None = None) -> ndarray:
+    def __call__(self, dy: ArrayLike | tuple[ArrayLike, ArrayLike | None], out: ndarray | None = None) -> ndarray:
         """Return the gradient of x for dy, the gradient of y, and add the gradients of parameters to their `grad`.
 
+        dy: after a forward with a residual, which returned (y, h), a pair: (dy, dh).
         out: an array for dx: dy, the x of the forward, or an array that overlaps no other.
         """
         saved = self._saved
