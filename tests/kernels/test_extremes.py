@@ -130,6 +130,25 @@ def test_a_constant_channel_is_exactly_beta(backend, case, dtype, eps):
             assert_same(cpu.rows_forward(rows, None, None, eps)[0], np.zeros_like(rows), what="rows", **tags)
 
 
+@each_backend(single=SWITCH)
+def test_the_inverse_of_a_map(backend, single):
+    """The mean that is added is a float32 if the results are, and the rest of it is subtracted before."""
+    stats = np.random.default_rng(1).normal(size=(5, 7))
+    stats[0, 1:] = 1e6 + 1 / 3, 1e39, -np.inf, np.nan, 5.0, 5.0
+    stats[3, 4:] = np.nan, 0.0, -0.0
+    got, want = stats.copy(), reference.inverse(stats.copy(), single)
+    got = backend("inverse", got, single)
+    assert_same(got, want, single=single)
+    with np.errstate(over="ignore"):
+        high = stats[0].astype(np.float32 if single else np.float64)
+    assert_same(got[4], high.astype(np.float64), single=single)
+    assert_same(got[3, 5:], np.zeros(2), single=single)
+    center, _, _, back, high = got[:, :2]
+    mean, _, _, scale, shift = stats[:, :2]
+    exact = (0.7 - shift) / scale + mean
+    assert_close((0.7 - center) * back + high, exact, 1e-15 * (np.abs(exact) + np.abs(mean)))
+
+
 @each_backend(dtype=["float32", "float64"])
 def test_the_bound_on_every_backend(backend, dtype):
     """Four last places: below them the scale is 1, above them it is one over the deviation; of an empty channel 0."""

@@ -19,8 +19,8 @@ KINDS = ["f8", "f4", "f2", ">f8", "?", "i1", "u2", "i4", "i8", "O", "c16", "M8[s
 SHAPES = [(), (0,), (3,), (9,), (3, 3), (4, 3), (3, 4), (0, 3), (3, 0), (3, 3, 2), (3, 1, 3, 1), (2, 3, 2, 1), (1, 70)]
 NAMES = {
     entries: "add apart assign backward column_moments contiguous copy_into finish finish_gradients forward grad_input "
-    "grad_moments in_float64 known merge moments move narrowed normalize ready restored rows_backward rows_forward "
-    "settle widened",
+    "grad_moments in_float64 inverse known merge moments move narrowed normalize ready restored rows_backward "
+    "rows_forward settle widened",
     groups: "distinct later moments normalize",
     second: "channels rows",
     sparse: "moments scaled",

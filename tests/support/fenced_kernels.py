@@ -67,6 +67,7 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
         stats = entries.finish(parts, gamma, beta, EPS)
         y, stats, count, _ = entries.forward(x, gamma, beta, EPS, weight=w, act=act)
         entries.normalize(x, stats, act, np.empty_like(y), True)
+        entries.inverse(stats, True)
         entries.forward(x, gamma, None, EPS, mean, var, act=act, out=np.empty_like(y))
         if floats:
             entries.backward(dy, x, stats, count, w, act)
@@ -84,6 +85,7 @@ def of_channels(rng, shape, kind) -> Iterator[str]:
         "finish",
         "forward",
         "normalize",
+        "inverse",
         "backward",
         "grad_moments",
         "finish_gradients",

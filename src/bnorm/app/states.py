@@ -192,8 +192,7 @@ class Map:
         self.names, self.features = learned.stored.names, len(learned.fitted.mean)
         self._stats = {name: learned.stats() for name in ("float32", "float64")}  # by the type of the values
         if inverse:
-            for name, stats in self._stats.items():
-                maps.inverse(stats, np.dtype(name))
+            self._stats = {name: maps.inverse(stats, np.dtype(name)) for name, stats in self._stats.items()}
 
     def of(self, found: Any, stream: Any) -> Callable[[int, ndarray, ndarray], None]:
         """Return a function that maps one feature, by its number, from x to out. It is the same for all batches."""

@@ -338,6 +338,16 @@ BN_FN double bn_fold(double high, double mean, double scale, double shift)
     return shift + (high - mean) * scale;
 }
 
+/* Turn the center, scale and shift of y = (x - center) scale + shift into those of its inverse. scale 0 stays 0: what is
+ * lost becomes the mean. In float32 (`single`) the mean is added as float32, and its rest is subtracted from y. */
+BN_FN void bn_invert(double *center, double *scale, double *shift, int single)
+{
+    const double high = single ? (double)(float)*center : *center, low = (*center - high) * *scale;
+    *center = single && bn_finite(low) ? *shift - low : *shift;
+    *shift = high;
+    *scale = *scale == 0.0 ? 0.0 : 1.0 / *scale;
+}
+
 /* The coefficients of dx = a (dy + w (b (x - mean) + c)) for batch statistics; a is the forward's scale.
  * sum = sum dy, dot = sum dy (x - mean). A channel without any value has b = c = 0. */
 BN_FN double bn_grad_b(double rstd, double dot, double count)

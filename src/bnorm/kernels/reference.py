@@ -30,10 +30,10 @@ import numpy as np
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
 from .activation import GELU, IDENTITY, SMOOTH, Activation
-from .reference_statistics import assign, merge, move, settle
+from .reference_statistics import assign, inverse, merge, move, settle
 from .rule import Rule
 
-__all__ = ["assign", "merge", "move", "settle"]
+__all__ = ["assign", "inverse", "merge", "move", "settle"]
 
 Array = np.ndarray[Any, Any]
 

@@ -54,6 +54,19 @@ def assign(rule: Rule, source: Rule) -> None:
 
 
 @np.errstate(all="ignore")
+def inverse(stats: Array, single: bool) -> Array:
+    """Return the stats, (5, C), of the inverse map. single: its results are of float32 or less.
+
+    x = (y - shift) / scale + mean; where scale is 0 it is the mean.
+    """
+    mean, var, rstd, scale, shift = stats
+    high = mean.astype(np.float32) if single else mean
+    low = (mean - high) * scale
+    center = shift - np.where(np.isfinite(low), low, 0)
+    return np.stack([center, var, rstd, np.where(scale == 0, 0, 1 / scale), high])
+
+
+@np.errstate(all="ignore")
 def merge(sets: list[Array]) -> Array:
     """Return the parts (4, C) of several sets of values, merged, read-only. A channel without values has mean NaN."""
     parts = np.stack(sets).astype(np.longdouble)

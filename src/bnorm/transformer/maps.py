@@ -19,26 +19,10 @@ def forward(statistics: Statistics, affine: Affine, eps: float) -> ndarray:
     return stats
 
 
-@np.errstate(all="ignore")
 def inverse(stats: ndarray, dtype: np.dtype[Any]) -> ndarray:
-    """Turn the rows of a forward map into those of its inverse, in place. dtype: the type of y.
+    """Return the rows of the inverse of a forward map. dtype: the type of y.
 
     x = (y - beta) std / gamma + mean; where gamma is 0 the result is the mean.
-
-    The mean is split: its high part, which the type of y can represent, is added, and its low part is included in
-    the number that is subtracted from y. So a mean far from zero costs no accuracy.
     """
-    center, low, _, scale, high = stats
-    beta = high.copy()
-    if dtype.itemsize == 8:
-        high[...], center[...] = center, beta
-    else:
-        high[...] = center.astype(np.float32)
-        np.subtract(center, high, out=low)
-        low *= scale
-        np.copyto(low, 0, where=~np.isfinite(low))
-        np.subtract(beta, low, out=center)
-    lost = scale == 0
-    np.divide(1, scale, out=scale)
-    np.copyto(scale, 0, where=lost)
-    return stats
+    back: ndarray = BACKENDS[type(stats)].inverse(stats, dtype.itemsize < 8)
+    return back

@@ -46,6 +46,17 @@ def finish(cnp.ndarray parts, cnp.ndarray gamma, cnp.ndarray beta, double eps):
     return stats_
 
 
+def inverse(cnp.ndarray stats, bint single):
+    """Return the stats, (5, C), of the inverse map. single: its results are of float32 or less."""
+    cdef Py_ssize_t C = channels_of("stats", stats, 5), c
+    cdef cnp.ndarray back = matrix(5, C)
+    cdef double* at = <double*>data(back)
+    memcpy(at, data(stats), 5 * C * sizeof(double))
+    for c in range(C):
+        bn_invert(at + c, at + 3 * C + c, at + 4 * C + c, single)
+    return back
+
+
 def normalize(cnp.ndarray x, cnp.ndarray stats, act=IDENTITY, cnp.ndarray out=None, bint finite=False):
     """Return act((x - mean) * scale + shift), with the statistics of each channel.
 

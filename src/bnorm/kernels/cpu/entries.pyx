@@ -64,6 +64,7 @@ cdef extern from "formulas.h" nogil:
     bint bn_constant(double, double)
     double bn_rstd(double, double, double, double)
     bint bn_finite(double)
+    void bn_invert(double*, double*, double*, bint)
     double bn_plain(double)
     int bn_sound(bn_statistics, bn_rule)
     double bn_squares(double, double)

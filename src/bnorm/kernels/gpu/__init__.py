@@ -34,7 +34,7 @@ from .launching import available, namespace
 from .online import online
 from .rows import rows_backward, rows_forward
 from .shapes import NAMES
-from .statistics import LeftAlone, add, assign, known, merge, move
+from .statistics import LeftAlone, add, assign, inverse, known, merge, move
 
 __all__ = [
     "FLOATS",
@@ -54,6 +54,7 @@ __all__ = [
     "forward",
     "grad_input",
     "grad_moments",
+    "inverse",
     "known",
     "memory",
     "merge",

@@ -68,6 +68,16 @@ def known(mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps:
     return np.stack([mean, var, rstd, scale, nothing if beta is None else beta])
 
 
+@np.errstate(all="ignore")  # for arrays of an emulator: CuPy never warns
+def inverse(stats: Array, single: bool) -> Array:
+    """Return the stats, (5, C), of the inverse map. single: its results are of float32 or less."""
+    mean, var, rstd, scale, shift = stats  # as bn_invert of formulas.h
+    high = mean.astype(FLOAT32 if single else FLOAT64)
+    low = (mean - high) * scale
+    center = shift - np.where(np.isfinite(low), low, 0)
+    return np.stack([center, var, rstd, np.where(scale == 0, 0, 1 / scale), high])
+
+
 def merge(sets: list[Array]) -> Array:
     """Return the parts (4, C) of several sets of values, merged. The mean of a channel without values is NaN."""
     stacked = np.stack(list(sets))
