@@ -201,7 +201,7 @@ typedef struct {
 
 /* Return the divisor of m2; 0 if nothing is left to divide by. If all values weigh 1, pairs = weight (weight - 1).
  * pairs / weight is the weight less at most 1. Beyond 2^54, where pairs may overflow, the weight takes its place. */
-BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
+BN_INLINE double bn_divisor(bn_rule r, double weight, double pairs)
 {
     const int whole = r.ddof == 0.0 || weight > 18014398509481984.0;
     const double left = r.mode != BN_FADE ? weight - r.ddof : whole ? weight : pairs / weight;
@@ -210,25 +210,25 @@ BN_FN double bn_divisor(bn_rule r, double weight, double pairs)
 
 /* Return the weight of an average after a batch without any value, which is a step in time like any other. A settled
  * average has missed no batch so far: its weight is 1 + (1 - momentum) + (1 - momentum)^2 ... = 1 / momentum. */
-BN_FN double bn_weight_later(double weight, bn_rule r)
+BN_INLINE double bn_weight_later(double weight, bn_rule r)
 {
     return (bn_finite(weight) ? weight : 1.0 / r.momentum) * (1.0 - r.momentum);
 }
 
 /* Return v, or the largest double if v has overflowed: the divisor does not depend on pairs of this size. */
-BN_FN double bn_most(double v)
+BN_INLINE double bn_most(double v)
 {
     return v == BN_INFINITY ? 1.7976931348623157e308 : v;
 }
 
 /* Return a moved by a share of the way to b, even if b - a overflows, or a or b is infinite. */
-BN_FN double bn_toward(double a, double b, double share)
+BN_INLINE double bn_toward(double a, double b, double share)
 {
     const double v = a + share * (b - a);
     return bn_finite(v) ? v : share == 1.0 ? b : (1.0 - share) * a + share * b;
 }
 
-BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
+BN_INLINE bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double divisor = bn_divisor(r, b.count, 0.0), var = divisor > 0.0 ? b.m2 / divisor : BN_NAN;
     const int settled = s.weight - s.weight != 0.0;
@@ -248,7 +248,7 @@ BN_FN bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
 }
 
 /* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values. */
-BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
+BN_INLINE bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
     double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
     double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
@@ -269,7 +269,7 @@ BN_FN bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
  * holds however faint the others are. pairs is then at least 2^-400 weight^2: no later result differs by that. */
 #define BN_FAINT 3.872591914849318e-121
 
-BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
+BN_INLINE bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 {
     const double age = (b.last - s.last) / r.halflife;
     const double f = s.weight == 0.0 || age >= 0.0 ? 1.0 : bn_exp2(age);
@@ -296,7 +296,7 @@ BN_FN bn_statistics bn_fade(bn_statistics s, bn_batch b, bn_rule r)
 }
 
 /* Move the statistics of a channel by a batch that has values of it. */
-BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
+BN_INLINE bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
 {
     s = r.mode == BN_AVERAGE ? bn_average(s, b, r) : r.mode == BN_POOL ? bn_pool(s, b, r) : bn_fade(s, b, r);
     s.seen = s.seen + b.seen;
@@ -305,7 +305,7 @@ BN_FN bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
 
 /* Whether a channel that has values is in a state that a transformer may have and save: all its numbers are finite, but
  * the variance may be infinite, as that of finite values may overflow, and so may the weight of a settled average. */
-BN_FN int bn_sound(bn_statistics s, bn_rule r)
+BN_INLINE int bn_sound(bn_statistics s, bn_rule r)
 {
     const int paired = r.ddof == 0.0 || bn_finite(s.pairs);
     const int aged = r.mode != BN_FADE || (bn_finite(s.weight) && bn_finite(s.last) && paired);

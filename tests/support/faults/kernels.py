@@ -299,10 +299,24 @@ FAULTS = {
     "Entries, threads and memory": [
         (
             "a channel that cannot be kept is put all the same",
-            "kernels/cpu/statistics.pxi",
-            "    kept = (finite or target.propagates) and (not rule.whole or bn_sound(s, rule))\n",
-            "    kept = finite or target.propagates or not rule.whole\n",
+            "kernels/cpu/loops/moving.h",
+            "        b->moved[c] = there & (finite | any) & (b->moved[c] | either);\n",
+            "        b->moved[c] = there & (finite | any | either);\n",
             "tests/kernels/test_running.py tests/layers/test_running.py",
+        ),
+        (
+            "channels are moved by a batch of other channels, if there are many",
+            "kernels/cpu/statistics.pxi",
+            "            some(b.mean, p + n, at, size)\n",
+            "            some(b.mean, p + n, 0, size)\n",
+            "tests/kernels/test_running.py",
+        ),
+        (
+            "an average of which a batch has no values does not age",
+            "kernels/cpu/loops/moving.h",
+            "            if (b->count[c] == 0.0)\n",
+            "            if (0)\n",
+            "tests/kernels/test_running.py",
         ),
         (
             "skipped batches are not counted",
@@ -342,8 +356,8 @@ FAULTS = {
         (
             "the newest observations count as older",
             "kernels/cpu/online.pxi",
-            "    b.last = <double>(to.counters[2] + (1 if whole else rows))\n",
-            "    b.last = <double>to.counters[2]\n",
+            "    cdef double last = <double>(to.counters[2] + (1 if whole else rows))\n",
+            "    cdef double last = <double>to.counters[2]\n",
             "tests/streams/test_running_norm.py",
         ),
     ],

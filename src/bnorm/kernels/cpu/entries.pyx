@@ -9,6 +9,7 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, frexp, ldexp
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -19,7 +20,6 @@ from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 from bnorm.kernels.cpu.jobs cimport (
-    AVERAGED,
     CHUNK,
     FIRST,
     FORWARD,
@@ -31,10 +31,13 @@ from bnorm.kernels.cpu.jobs cimport (
     TOTALS,
     VECTOR,
     WIDE,
+    BN_MOVED,
     Activation,
+    Batch,
     Job,
     Loops,
     RowJob,
+    Target,
     task_t,
 )
 from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL
@@ -48,25 +51,13 @@ cdef extern from "formulas.h" nogil:
         BN_AVERAGE
         BN_POOL
         BN_FADE
-    ctypedef struct bn_rule:
-        int mode
-        double momentum, halflife, ddof
-        bint whole
-    ctypedef struct bn_statistics:
-        double mean, low, var, seen, weight, pairs, last
-    ctypedef struct bn_batch:
-        double count, mean, m2, low, seen, pairs, last
-    bn_statistics bn_pool(bn_statistics, bn_batch, bn_rule)
-    bn_statistics bn_move(bn_statistics, bn_batch, bn_rule)
     double bn_mean_weight(double, double, int)
-    double bn_weight_later(double, bn_rule)
     void bn_merge(double*, double*, double*, double*, double, double, double, double)
     bint bn_constant(double, double)
     double bn_rstd(double, double, double, double)
     bint bn_finite(double)
     void bn_invert(double*, double*, double*, bint)
     double bn_plain(double)
-    int bn_sound(bn_statistics, bn_rule)
     double bn_squares(double, double)
 
 cdef extern from "lanes.h" nogil:

@@ -21,6 +21,9 @@ Words that have one meaning in all files of the loops:
     sent        of an output: stored past the caches; the job's flag for it is `stream`
 """
 
+from libc.stdint cimport int64_t
+
+
 cdef enum:
     TILE = 256      # a row of few channels is widened to at most this many columns; a run of more values may be long
     WIDE = 1024     # most columns of a tile: their sums fill half a first-level cache; a run of more values is long
@@ -35,7 +38,6 @@ cdef enum:
     CHUNK = 1 << 16     # bytes of a chunk after conversion: x and dy, twice that, stay in the second-level cache
     VECTOR = 16     # float32 values of the widest vector
     TOTALS = 16     # first blocks of a long run or piece whose sums of weights are computed once for all channels
-    AVERAGED = 64   # channels whose running averages are moved together
 
 
 # What comes after normalizing.
@@ -44,6 +46,31 @@ cdef extern from "formulas.h" nogil:
         int kind
         double slope
     Activation identity "bn_identity"()
+    ctypedef struct bn_rule:
+        int mode
+        double momentum, halflife, ddof
+        bint whole
+
+# The running statistics that a batch moves, and some channels of a batch.
+cdef extern from "moving.h" nogil:
+    enum:
+        BN_MOVED
+    ctypedef struct Target "bn_target":
+        void* mean
+        void* var
+        double* low
+        double* seen
+        double* weight
+        double* pairs
+        double* last
+        int64_t* counters
+        double uncounted
+        bint single
+        bn_rule rule
+        bint raises, propagates, replaces
+    ctypedef struct Batch "bn_batches":
+        double[64] count, mean, m2, low, seen, pairs, last      # [BN_MOVED]
+        int64_t[64] moved
 
 
 ctypedef struct Job:
@@ -150,6 +177,7 @@ ctypedef void (*row_task_t)(RowJob*, Py_ssize_t) noexcept nogil
 ctypedef Py_ssize_t (*average_t)(
     void*, void*, bint, const double*, Py_ssize_t, Py_ssize_t, double, double, double
 ) noexcept nogil
+ctypedef Py_ssize_t (*move_t)(const Target*, Py_ssize_t, Py_ssize_t, Batch*, bint) noexcept nogil
 ctypedef double (*weight_t)(const void*, int, Py_ssize_t, int*) noexcept nogil
 ctypedef double (*largest_t)(const void*, int, Py_ssize_t) noexcept nogil
 ctypedef void (*halve_t)(const double*, Py_ssize_t, double*) noexcept nogil
@@ -160,7 +188,8 @@ ctypedef struct Loops:
     task_t map              # normalize, or the input gradient when dy is there: writes y
     span_t merge_moments    # merges the partials of all pieces into the first, for channels [begin, end)
     span_t merge_sums
-    average_t average       # (mean, var, single, stats, n, begin, momentum, count, divisor): moves running averages
+    average_t average       # (mean, var, single, stats, n, begin, momentum, count, divisor): moves those of layers
+    move_t move             # (target, first, n, batch, test): moves running statistics of up to BN_MOVED channels
     span_t finish_forward   # first partial -> stats
     span_t fold_forward     # stats -> high, scale, shift
     span_t center_sums      # first partial: dot about the high part -> dot about the mean

@@ -1,8 +1,8 @@
 # Running statistics: a batch updates them and is then normalized by them, in one call.
 #
 # Uses MOST_AXES, data, folded, partial_size, read_activation, result, seen_as, target, vector_size (arrays), expect,
-# expect_block, need (guards), rounded_up, run, run_map (plan), Target, counted, move_channel, put, refuse,
-# statistics_of, take, written (statistics), weigh (weights).
+# expect_block, need (guards), rounded_up, run, run_map (plan), counted, refuse, take, written (statistics), weigh
+# (weights).
 # Gives entries only.
 
 ctypedef fused single_or_double:
@@ -129,40 +129,38 @@ cdef Py_ssize_t follow(
 
     If the sums of a channel overflow float64, all its values are counted as missing.
     """
-    cdef Py_ssize_t C = job.channels, c, bad = 0
+    cdef Py_ssize_t C = job.channels, at = 0, size, c, odd, bad = 0
     cdef const double* p = job.partial
-    cdef bint pooled = to.rule.mode == BN_POOL and not to.propagates
-    cdef bn_batch b
-    b.pairs = 0.0
-    b.last = <double>(to.counters[2] + (1 if whole else rows))
-    for c in range(C):
-        b.seen = <double>(rows - missing[c])
-        b.count = p[c]
-        b.mean = p[C + c] + p[3 * C + c]
-        b.low = (p[C + c] - b.mean) + p[3 * C + c]
-        b.m2 = p[2 * C + c]
-        if b.count <= 0.0:
-            continue
-        if whole:
-            b.m2 = b.m2 / b.count
-            b.count = 1.0
-        if not (bn_finite(b.mean) and bn_finite(b.m2)
-                and (pool_channel(to, c, b) if pooled and not test else move_channel(to, c, b, test))):
-            bad += 1
-            if not test:
-                missing[c] = rows
+    cdef double last = <double>(to.counters[2] + (1 if whole else rows))
+    cdef Batch b
+    while at < C:
+        size = min(<Py_ssize_t>BN_MOVED, C - at)
+        for c in range(size):
+            b.count[c] = p[at + c]
+            b.mean[c] = p[C + at + c] + p[3 * C + at + c]
+            b.low[c] = (p[C + at + c] - b.mean[c]) + p[3 * C + at + c]
+            b.m2[c] = p[2 * C + at + c]
+            b.seen[c] = <double>(rows - missing[at + c])
+            b.pairs[c] = 0.0
+            b.last[c] = last
+        for c in range(size):
+            if not b.count[c] > 0.0:
+                b.count[c] = NAN
+            elif not (bn_finite(b.mean[c]) and bn_finite(b.m2[c])):
+                b.count[c] = NAN
+                bad += 1
+                if not test:
+                    missing[at + c] = rows
+            elif whole:
+                b.m2[c] = b.m2[c] / b.count[c]
+                b.count[c] = 1.0
+        odd = loops.move(to, at, size, &b, test)
+        bad += odd
+        for c in range(size if odd and not test else 0):
+            if b.count[c] > 0.0 and not b.moved[c]:
+                missing[at + c] = rows
+        at += size
     return bad
-
-
-cdef inline bint pool_channel(const Target* to, Py_ssize_t c, bn_batch b) noexcept nogil:
-    """`move_channel` for pooled values: the usual case, faster because the compiler knows the mode."""
-    cdef bn_statistics s = statistics_of(to, c)
-    s = bn_pool(s, b, to.rule)
-    s.seen = s.seen + b.seen
-    if not (bn_finite(s.mean) and bn_finite(s.var)):
-        return False
-    put(to, c, &s)
-    return True
 
 
 cdef void stats_online(const Target* to, double* stats, Py_ssize_t C, double eps) noexcept nogil:
@@ -170,14 +168,15 @@ cdef void stats_online(const Target* to, double* stats, Py_ssize_t C, double eps
     values, one value or equal values) has scale 1, whatever eps is: the rule of `kernels.rule.spread`.
     """
     cdef Py_ssize_t c
-    cdef bn_statistics s
+    cdef double mean, var, rstd
     for c in range(C):
-        s = statistics_of(to, c)
-        stats[c] = s.mean
-        stats[C + c] = s.var
-        stats[2 * C + c] = stats[3 * C + c] = 1.0 if s.seen == 0.0 or bn_constant(s.mean, s.var) \
-            else bn_rstd(s.mean, s.var, eps, s.seen)
-        stats[4 * C + c] = -s.low * stats[3 * C + c]
+        mean = (<float*>to.mean)[c] if to.single else (<double*>to.mean)[c]
+        var = (<float*>to.var)[c] if to.single else (<double*>to.var)[c]
+        rstd = 1.0 if to.seen[c] == 0.0 or bn_constant(mean, var) else bn_rstd(mean, var, eps, to.seen[c])
+        stats[c] = mean
+        stats[C + c] = var
+        stats[2 * C + c] = stats[3 * C + c] = rstd
+        stats[4 * C + c] = -(0.0 if to.low == NULL else to.low[c]) * rstd
 
 
 cdef void clip_all(single_or_double* y, Py_ssize_t size, single_or_double most) noexcept nogil:

@@ -1,23 +1,7 @@
 # Updates of running statistics, by the rules of formulas.h.
 #
 # Uses data (arrays), channels_of, expect, expect_like, need (guards).
-# Gives Target, assume, counted, fields, move_by_stats, move_channel, put, refuse, statistics_of, take, written.
-
-ctypedef struct Target:
-    # The arrays and the rule of a `bnorm.running.Statistics`. The Rule, a tuple, keeps the arrays alive.
-    void* mean
-    void* var
-    double* low         # NULL if the rounding error of the mean is not kept
-    double* seen
-    double* weight      # NULL if the average is settled, or if `seen` is the weight
-    double* pairs       # NULL unless values fade
-    double* last
-    cnp.int64_t* counters   # batches, batches that some channel skipped, rows, and batches that `seen` lacks
-    double uncounted        # the values that `seen` lacks, in each channel
-    bint single         # mean and var are float32
-    bn_rule rule
-    bint raises, propagates, replaces
-
+# Gives assume, counted, fields, move_by_stats, refuse, take, written.
 
 cdef inline tuple fields(given):
     """Return a Rule as a tuple. Cython's type check would refuse a named tuple, although it is a tuple in C."""
@@ -49,7 +33,7 @@ cdef int take(Target* target, given, Py_ssize_t channels) except -1:
     target.weight = <double*>written(rule[5])
     target.pairs = <double*>written(rule[6])
     target.last = <double*>written(rule[7])
-    target.counters = <cnp.int64_t*>written(rule[8])
+    target.counters = <int64_t*>written(rule[8])
     target.rule.momentum = rule[9]
     target.rule.halflife = rule[10]
     target.rule.ddof = rule[11]
@@ -75,7 +59,7 @@ cdef inline void assume(Target* target, double count) noexcept nogil:
 
 cdef inline void counted(Target* target, Py_ssize_t batches, Py_ssize_t rows, bint skipped) noexcept nogil:
     """Add batches to the counters. skipped: some channel skipped one of them."""
-    count_batch(target.counters, batches, rows, skipped, counts(target) or target.replaces)
+    count_batch(<cnp.int64_t*>target.counters, batches, rows, skipped, counts(target) or target.replaces)
 
 
 cdef inline void count_batch(
@@ -95,73 +79,6 @@ cdef void* written(cnp.ndarray a) except? NULL:
     if not cnp.PyArray_ISCARRAY(a):
         raise ValueError("statistics: expected writeable, aligned and contiguous memory, got an array without")
     return cnp.PyArray_DATA(a)
-
-
-cdef inline bn_statistics statistics_of(const Target* target, Py_ssize_t c) noexcept nogil:
-    cdef bn_statistics s
-    s.mean = (<float*>target.mean)[c] if target.single else (<double*>target.mean)[c]
-    s.var = (<float*>target.var)[c] if target.single else (<double*>target.var)[c]
-    s.low = 0.0 if target.low == NULL else target.low[c]
-    s.seen = target.seen[c] + target.uncounted
-    s.weight = target.weight[c] if target.weight != NULL else s.seen if target.rule.mode == BN_POOL else INFINITY
-    s.pairs = 0.0 if target.pairs == NULL else target.pairs[c]
-    s.last = 0.0 if target.last == NULL else target.last[c]
-    return s
-
-
-cdef inline void put(const Target* target, Py_ssize_t c, const bn_statistics* s) noexcept nogil:
-    if target.single:
-        (<float*>target.mean)[c] = <float>s.mean
-        (<float*>target.var)[c] = <float>s.var
-    else:
-        (<double*>target.mean)[c] = s.mean
-        (<double*>target.var)[c] = s.var
-    target.seen[c] = s.seen
-    if target.low != NULL:
-        target.low[c] = s.low
-    if target.weight != NULL:
-        target.weight[c] = s.weight
-    if target.pairs != NULL:
-        target.pairs[c] = s.pairs
-        target.last[c] = s.last
-
-
-cdef bint move_channel(const Target* target, Py_ssize_t c, bn_batch b, bint test) noexcept nogil:
-    """Update channel c, unless `test` is set or the result cannot be kept. Return whether it can be kept.
-
-    A result that is not finite is kept only if the rule propagates it; in a transformer only an infinite variance is.
-    """
-    cdef bn_statistics s = statistics_of(target, c)
-    cdef bn_rule rule = target.rule
-    cdef bint finite, kept
-    if target.replaces:
-        rule.mode = BN_POOL
-        s.weight = s.seen = s.pairs = 0.0
-        s.last = b.last
-    elif not counts(target):
-        b.seen = 0.0
-    s = bn_move(s, b, rule)
-    if target.replaces and target.rule.mode == BN_AVERAGE:
-        s.weight = INFINITY
-    if target.single:    # a number may be finite in float64 and overflow float32
-        finite = bn_finite(<float>s.mean) and bn_finite(<float>s.var)
-    else:
-        finite = bn_finite(s.mean) and bn_finite(s.var)
-    kept = (finite or target.propagates) and (not rule.whole or bn_sound(s, rule))
-    if test:
-        return kept
-    if kept:
-        put(target, c, &s)
-    else:
-        target.seen[c] += target.uncounted
-    return kept
-
-
-cdef inline void pass_by(const Target* target, Py_ssize_t c) noexcept nogil:
-    """Update a channel that has no values in a batch: from now on its average weighs less."""
-    target.seen[c] += target.uncounted
-    if target.rule.mode == BN_AVERAGE and target.weight != NULL and not target.replaces:
-        target.weight[c] = bn_weight_later(target.weight[c], target.rule)
 
 
 cdef void refuse(Py_ssize_t bad, Py_ssize_t n) except *:
@@ -188,35 +105,42 @@ def mean_weights(double halflife, double rows):
     return bn_mean_weight(halflife, rows, 1), bn_mean_weight(halflife, rows, 2)
 
 
-cdef inline bn_batch batch_of(
-    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t c, Py_ssize_t n
+cdef Py_ssize_t move_some(
+    const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t begin,
+    Py_ssize_t end, bint test
 ) noexcept nogil:
-    """Return channel c of a layer's batch. If values fade with age, its rows count as if in random order."""
-    cdef bn_batch b
-    cdef double share, square
-    b.count = b.seen = count
-    b.mean = stats[c]
-    b.m2 = stats[n + c] * count
-    b.low = b.pairs = b.last = 0.0
+    """Update channels from `begin` to `end` by the statistics of a layer's batch. Return how many were skipped.
+
+    If values fade with age, the rows of the batch count as if in random order.
+    """
+    cdef Batch b
+    cdef Py_ssize_t size, c, bad = 0
+    cdef double share = 1.0, pairs = 0.0, last = 0.0
     if target.rule.mode == BN_FADE:
         share = bn_mean_weight(target.rule.halflife, rows, 1)
-        square = bn_mean_weight(target.rule.halflife, rows, 2)
-        b.count *= share
-        b.m2 *= share
-        b.pairs = b.count * b.count - count * square
-        b.last = <double>(target.counters[2] + rows)
-    return b
+        pairs = (count * share) * (count * share) - count * bn_mean_weight(target.rule.halflife, rows, 2)
+        last = <double>(target.counters[2] + rows)
+    while begin < end:
+        size = min(<Py_ssize_t>BN_MOVED, end - begin)
+        for c in range(size):
+            b.count[c] = count * share
+            b.mean[c] = stats[begin + c]
+            b.m2[c] = stats[n + begin + c] * count * share
+            b.low[c] = 0.0
+            b.seen[c] = count
+            b.pairs[c] = pairs
+            b.last[c] = last
+        bad += loops.move(target, begin, size, &b, test)
+        begin += size
+    return bad
 
 
 cdef Py_ssize_t average(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n
 ) noexcept nogil:
-    """Do `bn_move` for the moving average of a layer, in a loop that vectorizes: the usual case in training.
-
-    Where it finds a mean or variance that is not finite, some channels are moved one by one. Return the number of
-    channels that were skipped.
-    """
-    cdef Py_ssize_t begin = 0, c, bad = 0
+    """Do `move_some` for the moving average of a layer, which needs less: the usual case in training. Where the loop
+    finds a mean or variance that is not finite, it leaves BN_MOVED channels to `move_some`."""
+    cdef Py_ssize_t begin = 0, end, bad = 0
     cdef double divisor = count - target.rule.ddof
     if not divisor > 0.0:
         divisor = NAN
@@ -225,21 +149,20 @@ cdef Py_ssize_t average(
                               divisor)
         if begin == n:
             return bad
-        for c in range(begin, min(begin + AVERAGED, n)):
-            bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), False)
-        begin = min(begin + AVERAGED, n)
+        end = min(begin + BN_MOVED, n)
+        bad += move_some(target, stats, count, rows, n, begin, end, False)
+        begin = end
 
 
 cdef Py_ssize_t move_by_stats(
     const Target* target, const double* stats, double count, Py_ssize_t rows, Py_ssize_t n, bint test
 ) noexcept nogil:
     """Update by the statistics of a batch, as `forward` returns them. Return the number of skipped channels."""
-    cdef Py_ssize_t c, bad = 0
+    cdef Py_ssize_t bad = 0
     if count > 0.0 and not test and not counts(target):
         bad = average(target, stats, count, rows, n)
     elif count > 0.0:
-        for c in range(n):
-            bad += not move_channel(target, c, batch_of(target, stats, count, rows, c, n), test)
+        bad = move_some(target, stats, count, rows, n, 0, n, test)
     return 0 if target.propagates else bad
 
 
@@ -291,6 +214,14 @@ def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssi
     count_batch(counters, batches, rows, skipped, values)
 
 
+cdef inline void some(double* to, const double* values, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
+    """Copy n values, or zeros if there are none."""
+    if values == NULL:
+        memset(to, 0, n * sizeof(double))
+    else:
+        memcpy(to, values + at, n * sizeof(double))
+
+
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
          cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
          bint replace=False):
@@ -301,33 +232,33 @@ def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.n
     was pooled from. replace: replace the statistics instead of updating them.
     """
     cdef Target target
-    cdef Py_ssize_t c, n = channels_of("parts", parts, 4), bad = 0, attempt
+    cdef Py_ssize_t at, size, n = channels_of("parts", parts, 4), bad = 0, attempt
     cdef const double* p = <const double*>data(parts)
-    cdef bn_batch b
+    cdef const double* seen_ = <const double*>data(seen)
+    cdef Batch b
     expect("seen", seen, cnp.NPY_DOUBLE, n)
     expect("pairs", pairs, cnp.NPY_DOUBLE, n)
     expect("last", last, cnp.NPY_DOUBLE, n)
     take(&target, rule, n)
     if target.rule.mode == BN_FADE and (pairs is None or last is None):
         raise ValueError("pairs, last: expected arrays, as values fade, got None")
+    if target.rule.mode != BN_FADE:
+        pairs = last = None
     target.replaces = replace
     assume(&target, typical)
     for attempt in range(0 if target.raises or (target.propagates and target.rule.whole) else 1, 2):
-        for c in range(n):
-            b.count = b.seen = p[c]
-            b.mean = p[n + c]
-            b.m2 = p[2 * n + c]
-            b.low = p[3 * n + c]
-            b.pairs = b.last = 0.0
-            if seen is not None:
-                b.seen = (<const double*>data(seen))[c]
-            if target.rule.mode == BN_FADE:
-                b.pairs = (<const double*>data(pairs))[c]
-                b.last = (<const double*>data(last))[c]
-            if b.count > 0.0:
-                bad += not move_channel(&target, c, b, attempt == 0)
-            elif attempt:
-                pass_by(&target, c)
+        at = 0
+        while at < n:
+            size = min(<Py_ssize_t>BN_MOVED, n - at)
+            some(b.count, p, at, size)
+            some(b.mean, p + n, at, size)
+            some(b.m2, p + 2 * n, at, size)
+            some(b.low, p + 3 * n, at, size)
+            some(b.seen, p if seen is None else seen_, at, size)
+            some(b.pairs, <const double*>data(pairs), at, size)
+            some(b.last, <const double*>data(last), at, size)
+            bad += loops.move(&target, at, size, &b, attempt == 0)
+            at += size
         if attempt == 0:
             refuse(bad, n)
     bad = 0 if target.propagates else bad

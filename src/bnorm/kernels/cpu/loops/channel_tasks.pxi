@@ -226,14 +226,14 @@ cdef Py_ssize_t average_of(
     real* mean, real* var, const double* stats, Py_ssize_t n, Py_ssize_t begin, double momentum, double count,
     double divisor
 ) noexcept nogil:
-    """Move running means and variances of n channels, from `begin` on, towards those of a batch in stats, AVERAGED at a
+    """Move running means and variances of n channels, from `begin` on, towards those of a batch in stats, BN_MOVED at a
     time. Return where a new one is not finite: these channels are not moved, nor any behind them. Or return n."""
-    cdef real[AVERAGED] new_mean, new_var
+    cdef real[BN_MOVED] new_mean, new_var
     cdef const double* batch_mean
     cdef const double* batch_var
     cdef Py_ssize_t c, size, odd
     while begin < n:
-        size = min(<Py_ssize_t>AVERAGED, n - begin)
+        size = min(<Py_ssize_t>BN_MOVED, n - begin)
         batch_mean = stats + begin
         batch_var = batch_mean + n
         odd = 0

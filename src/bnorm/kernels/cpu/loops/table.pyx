@@ -29,8 +29,8 @@ from libc.stdint cimport PTRDIFF_MAX, int64_t
 from libc.string cimport memcpy, memmove, memset
 
 from bnorm.kernels.cpu.jobs cimport (
-    AVERAGED,
     BLOCK,
+    BN_MOVED,
     BUFFER,
     CHUNK,
     FIRST,
@@ -44,9 +44,11 @@ from bnorm.kernels.cpu.jobs cimport (
     VECTOR,
     WIDE,
     Activation,
+    Batch,
     Job,
     Loops,
     RowJob,
+    Target,
     identity,
 )
 from bnorm.kernels.cpu.kinds cimport BN_BOOL, BN_FLOAT32, BN_HALF, BN_INT16, BN_REAL
@@ -189,6 +191,9 @@ cdef extern from "stripes.h" nogil:
     void bn_stripe_sums(...)
     void bn_long_sums(...)
 
+cdef extern from "moving.h" nogil:
+    Py_ssize_t bn_move_channels(const Target*, Py_ssize_t, Py_ssize_t, Batch*, bint)
+
 cdef extern from "memory.h" nogil:
     void bn_set(int*)
     double bn_shared(const double*)
@@ -268,6 +273,7 @@ table.map = task_of_map
 table.merge_moments = merge_moments
 table.merge_sums = merge_sums
 table.average = average
+table.move = bn_move_channels
 table.finish_forward = finish_forward
 table.fold_forward = fold_forward
 table.center_sums = center_sums
