@@ -15,6 +15,9 @@ from _pytest.mark.expression import Expression
 
 import drawing
 
+# These options are for this run, which has read them, and not for a pytest that a test starts.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 # Threads that wait do not spin, as in child.py: OpenMP reads this when the first test file imports bnorm.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nothing here is much work for NumPy's BLAS, whose threads would spin half of the time that a process takes to start.
