@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 
 from bnorm import BatchNormTransformer
 
@@ -151,3 +152,19 @@ def test_what_is_refused():
         BatchNormTransformer().fit(batches(), sample_weight=np.ones(35))
     with pytest.raises(ValueError, match="times: expected None with an iterable"):
         BatchNormTransformer(halflife="1h").fit(batches(), times=np.arange(35))
+
+
+@pytest.mark.parametrize(
+    "given", [batches, lambda: ROWS, lambda: [X, X], lambda: zip(ROWS, map(len, ROWS), strict=True)]
+)
+def test_only_fitting_takes_several_tables(given):
+    new, fitted = BatchNormTransformer(), BatchNormTransformer(momentum=None, exact=True).fit(X)
+    before = fitted.digest()
+    for method in ("fit_transform", "transform", "inverse_transform", "forget"):
+        with pytest.raises(TypeError, match=f"^BatchNormTransformer: {method}: X: expected one table, got"):
+            getattr(fitted, method)(given())
+    with pytest.raises(TypeError, match="fit_transform: X: expected one table"):
+        new.fit_transform(given())
+    with pytest.raises(NotFittedError):
+        new.transform(given())
+    assert "_state" not in new.__dict__ and fitted.digest() == before

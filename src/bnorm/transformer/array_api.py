@@ -6,7 +6,7 @@ Results and fitted attributes are converted to arrays of that library. The state
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -31,9 +31,26 @@ class AnyLibrary:
                 setattr(cls, name, _any_library(getattr(cls, name)))
         super().__init_subclass__(**kwargs)
 
-    if TYPE_CHECKING:  # scikit-learn has it, without types
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> ndarray | Any:
+        """`fit`, and `transform` of the same table.
 
-        def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> ndarray | Any: ...
+        Parameters
+        ----------
+        X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
+            NaN is a missing value, and stays NaN.
+        y : None
+            Ignored.
+        **fit_params : dict
+            The other arguments of `fit`.
+
+        Returns
+        -------
+        Y : ndarray or DataFrame of shape (n_samples, n_features)
+            Lazy if X is a Dask collection; statistics that are learned later do not change it.
+        """
+        if is_iterable(X):  # `fit` would take it
+            raise _only_fitted("fit_transform", X)
+        return super().fit_transform(X, y, **fit_params)  # type: ignore[misc]
 
 
 def _any_library(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,11 +104,22 @@ def check_library(call: str, name: str, fitted: Any, X: Any) -> None:
     refuse_mixture(call, name, fitted, X if is_dispatched(X) or type(X) in BACKENDS else np.empty(0))
 
 
+def _only_fitted(method: str, X: Any) -> TypeError:
+    """Return the error of a method that was given what only the methods OF_ITERABLES take."""
+    return TypeError(
+        f"BatchNormTransformer: {method}: X: expected one table, got {type(X).__name__}: only "
+        f"{' and '.join(OF_ITERABLES)} take an iterable of tables; the other methods take each of its tables by itself"
+    )
+
+
 def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
-    if method.__name__ in OF_ITERABLES and is_iterable(X):  # each of its tables is looked at when it comes
+    iterable = is_iterable(X)
+    if iterable and method.__name__ in OF_ITERABLES:  # each of its tables is looked at when it comes
         return method(estimator, X, *args, **kwargs)
     own, foreign = estimator.__dict__.get(LIKE), is_dispatched(X)
     begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
+    if iterable and not begins:
+        raise _only_fitted(method.__name__, X)
     if not begins and (foreign or own is not None):
         fitted = estimator.running_mean_ if own is None else own
         check_library(f"{type(estimator).__name__}.{method.__name__}()", "running_mean_", fitted, X)
