@@ -154,13 +154,15 @@ class ExactMoments(Moments):
         if self._shape != other._shape:
             mine, others = (s[0] if len(s) == 1 else s for s in (self._shape, other._shape))
             raise ValueError(f"Moments: expected {mine} channels to subtract, got {others}")
+        return self._without(other, "Moments: expected the moments of a part of these values to subtract", "channel")
+
+    def _without(self, other: ExactMoments, expected: str, of: str) -> ExactMoments:
+        """Return the moments of the other values. expected: who expects what, for the error; of: what sums are of."""
         left = self._combined([self, other], [1, -1])._of(self._shape, None)  # extremes cannot be subtracted
         c = impossible(left._counts, left._sums)
         if c >= 0:
-            raise ValueError(
-                "Moments: expected the moments of a part of these values to subtract, got others: no values have the "
-                f"count and the sums that would be left in channel {c}"
-            )
+            got = f"others: no values have the count and the sums that would be left in {of} {c}"
+            raise ValueError(f"{expected}, got {got}")
         return left
 
     def __eq__(self, other: object) -> bool:

@@ -223,7 +223,7 @@ class Fitted:
 
     def forget(self, sums: Any, rows: int) -> None:
         """Take rows out of exact statistics, given by their exact moments."""
-        left = self.sums - sums
+        left = self.sums._without(sums, f"{tables.WHO}: forget: X: expected rows that were learned", "feature")
         if rows > self.summed[0]:  # the sums do not show this if some rows have no values
             raise ValueError(f"{tables.WHO}: forget: expected at most {self.summed[0]} rows, got {rows}")
         self._follow(left, self.summed[0] - rows, self.summed[1])
