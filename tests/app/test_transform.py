@@ -280,6 +280,26 @@ def test_one_output_for_each_input(command, tmp_path, state, parts):
     assert "expected an interrupted command to continue" in said
 
 
+@pytest.mark.parametrize(
+    ("named", "made"),
+    [
+        (["in"], ["2024/a.csv"]),
+        (["in/2024"], ["a.csv"]),
+        (["in/2024/a.csv"], ["a.csv"]),
+        (["in/*/a.csv"], ["a.csv"]),
+        (["in/../in", "other.csv"], ["in/2024/a.csv", "other.csv"]),
+    ],
+)
+def test_a_folder_keeps_its_subfolders(command, tmp_path, state, named, made):
+    """Of a single subfolder too: where an output goes does not depend on what else the folder has."""
+    (tmp_path / "in" / "2024").mkdir(parents=True)
+    for name in ("in/2024/a.csv", "other.csv"):
+        write(tmp_path / name, X[:9])
+    out = tmp_path / "out"
+    command("transform", *(tmp_path / name for name in named), "--state", state, "-o", f"{out}/")
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()) == made
+
+
 def test_a_transform_goes_on(command, tmp_path, state, parts, monkeypatch):
     """What is done is not done again; what has changed since is."""
     from bnorm.app import transforming

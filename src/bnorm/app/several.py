@@ -28,8 +28,11 @@ def is_folder(output: str) -> bool:
         return False
 
 
-def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
-    """Return the path of each output: below `folder`, as its source is below the folder that has all sources."""
+def outputs(sources: Sequence[Source], named: Sequence[str], folder: str) -> list[Path]:
+    """Return the path of each output: below `folder`, as its source is below the folder that has all sources.
+
+    named: what the command names, files and folders. A folder keeps its subfolders, even if all sources are in one.
+    """
     for s in sources:
         if s.path is None:
             raise DataError(f"{folder}: expected the name of a file for standard input, which has no name")
@@ -37,9 +40,14 @@ def outputs(sources: Sequence[Source], folder: str) -> list[Path]:
             check_suffix(s.name)
         except ValueError as error:
             raise DataError(f"{s.name}: {error}") from None
-    paths = [Path(os.path.normpath(Path(s.name).absolute())) for s in sources]
-    base = os.path.commonpath([path.parent for path in paths])
+    paths = [_normal(s.name) for s in sources]
+    folders = [_normal(name) for name in named if Path(name).is_dir()]
+    base = os.path.commonpath([*folders, *(path.parent for path in paths)])
     return [Path(folder) / path.relative_to(base) for path in paths]
+
+
+def _normal(name: str) -> Path:
+    return Path(os.path.normpath(Path(name).absolute()))
 
 
 class Journal:
@@ -92,6 +100,7 @@ class Journal:
 
 def each(
     sources: Sequence[Source],
+    named: Sequence[str],
     folder: str,
     asked: dict[str, Any],
     resume: bool,
@@ -102,9 +111,10 @@ def each(
 ) -> int:
     """Call `make` for every source with its output, but not for those that are done. Returns how many these are.
 
+    named: the files and folders that the command names.
     goes_on: gets the argument that continues the command.
     """
-    pairs = list(zip(sources, outputs(sources, folder), strict=True))
+    pairs = list(zip(sources, outputs(sources, named, folder), strict=True))
     places.keep([s.name for s in sources], [path for _, path in pairs])
     journal = Journal(folder, asked, resume)
     left = [(s, path) for s, path in pairs if not journal.has(s, path)]

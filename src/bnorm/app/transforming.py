@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if to_folder:
             mapped: list[int] = []
             done = several.each(
-                *(sources, args.output, _asked(args, state), args.resume, args.force),
+                *(sources, args.data, args.output, _asked(args, state), args.resume, args.force),
                 lambda source, output: mapped.append(transform([source], wish, output, progress)),
                 *(args.goes_on, progress),
             )
