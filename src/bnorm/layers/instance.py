@@ -18,6 +18,10 @@ from bnorm.layers.tracking import Tracking
 from bnorm.passes import known_forward, row_forward
 
 TRACKING = "Whether there are running statistics for inference. Without them inference works as training does."
+MOMENTUM = (
+    "The weight of the new batch in running_mean and running_var. With 0 they never change.\n"
+    "With None every value seen weighs the same. (In PyTorch's instance norm None means 0.)"
+)
 WEIGHT = (
     f"{OF_CALLS['weight'][1]} Such a sample does not count in the running\n"
     "statistics; with a momentum, neither does a sample whose weights add up to ddof or less. In inference by running\n"
@@ -152,7 +156,7 @@ def _of_sample(kernels: Any, x: ndarray, weight: ndarray, ddof: int) -> ndarray:
     return np.where(divisor > 0, parts, 0)
 
 
-@public(track_running_stats=TRACKING)
+@public(track_running_stats=TRACKING, momentum=MOMENTUM)
 class InstanceNorm1d(InstanceNorm):
     """Instance normalization of (N, C, L): each channel of each sample over its positions.
 
@@ -169,7 +173,7 @@ class InstanceNorm1d(InstanceNorm):
     _POSITIONS = ("L",)
 
 
-@public(track_running_stats=TRACKING)
+@public(track_running_stats=TRACKING, momentum=MOMENTUM)
 class InstanceNorm2d(InstanceNorm):
     """Instance normalization of (N, C, H, W): each channel of each sample over its positions.
 
@@ -184,7 +188,7 @@ class InstanceNorm2d(InstanceNorm):
     _POSITIONS = ("HW",)
 
 
-@public(track_running_stats=TRACKING)
+@public(track_running_stats=TRACKING, momentum=MOMENTUM)
 class InstanceNorm3d(InstanceNorm):
     """Instance normalization of (N, C, D, H, W): each channel of each sample over its positions.
 
