@@ -63,12 +63,14 @@ def double_backward(
 
     Parameters
     ----------
-    ddx, ddgamma, ddbeta : array_like, optional
-        The gradients of the loss with respect to the results dx, dgamma and dbeta of `backward`. None means zero.
+    ddx : array_like or None
+        The gradient of the loss with respect to the result dx of `backward`. None means zero.
     saved : Saved
         The second result of the forward, on a NumPy array.
     dy : array_like
         The argument of `backward`.
+    ddgamma, ddbeta : array_like, optional
+        The gradients with respect to its results dgamma and dbeta. None means zero.
     dbeta : bool, default False
         Whether to return the gradient with respect to beta too, which is zero unless the activation is smooth.
 

@@ -26,6 +26,7 @@ PUBLIC += [(f"bnorm.distributed.{name}", "moments") for name in ("spark", "ray")
 PUBLIC += [(f"bnorm.interop.{name}", f"{way}_{name}") for name in ("torch", "keras", "flax") for way in ("from", "to")]
 PUBLIC += [("bnorm.interop.onnx", "to_onnx"), *((f"bnorm.interop.{name}", "batch_norm") for name in ("torch", "jax"))]
 NO_CALLS = ("functional", "__version__", "NonFiniteError", "SingleValueError", "Communicator")
+CALLED = [one for one in PUBLIC if one[1] not in NO_CALLS]
 
 
 def imported(module):
@@ -38,6 +39,13 @@ def imported(module):
         pytest.skip(f"not installed: {error.name}")
 
 
+def described(text):
+    """The parameters that a docstring describes, in its order."""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^(\S.*?)(?: :.*)?$", section[1], re.MULTILINE) if section else []
+    return [name.lstrip("*") for head in heads for name in head.split(", ")]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = imported(name)
@@ -48,15 +56,23 @@ def test_examples(name):
     assert result.attempted and not result.failed
 
 
-@pytest.mark.parametrize(("module", "name"), [one for one in PUBLIC if one[1] not in NO_CALLS], ids=lambda one: one)
+@pytest.mark.parametrize(("module", "name"), CALLED, ids=lambda one: one)
 def test_every_parameter_is_described(module, name):
     thing = getattr(imported(module), name)
     text = inspect.getdoc(thing)
     assert text.partition("\n")[0].endswith(".")
-    described = text.partition("Parameters\n")[2]
-    for parameter in inspect.signature(thing).parameters:
-        assert re.search(rf"^(\w+, )*\**{parameter}(, \w+)*( :|$)", described, re.MULTILINE), parameter
+    assert described(text) == list(inspect.signature(thing).parameters)
     assert "_typing" not in str(inspect.signature(thing)), "help would print what NumPy means by ArrayLike"
+
+
+@pytest.mark.parametrize(("module", "name"), [one for one in CALLED if one[1][0].isupper()], ids=lambda one: one)
+def test_methods_describe_the_parameters_that_they_have(module, name):
+    cls = getattr(imported(module), name)
+    for of, method in inspect.getmembers(cls, callable):
+        text = inspect.getdoc(method) or ""
+        if (not of.startswith("_") or of == "__call__") and method.__module__.startswith("bnorm") and "\nParam" in text:
+            parameters = [each for each in inspect.signature(method).parameters if each != "self"]
+            assert described(text) == parameters, f"{name}.{of}"
 
 
 @pytest.mark.parametrize("cls", [bnorm.Moments, ExactMoments], ids=lambda cls: cls.__name__)

@@ -1,7 +1,9 @@
 """The norms of `functional` as primitives of HIPS autograd, with derivatives of first and second order.
 
-y = batch_norm(x, gamma, beta, eps=1e-3)
-grad(lambda x: np.sum(batch_norm(x) ** 3))(x)
+    y = batch_norm(x, gamma, beta, eps=1e-3)
+    grad(lambda x: np.sum(batch_norm(x) ** 3))(x)
+
+Derivatives are by x, gamma and beta; all other arguments are constants.
 """
 
 from collections.abc import Callable

@@ -90,6 +90,7 @@ def to_flax(layer: Layer, api: str = "linen") -> Any:
     layer : Layer
         A layer without an activation, but no subclass.
     api : {"linen", "nnx"}, default "linen"
+        The kind of module.
 
     Returns
     -------

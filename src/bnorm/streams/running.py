@@ -132,6 +132,11 @@ class RunningNorm(Followed):
         ----------
         obs : array_like
             As in a call: one observation, or a batch of them.
+
+        Returns
+        -------
+        z : ndarray
+            As in a call.
         """
         return self._through(obs, False, True)
 

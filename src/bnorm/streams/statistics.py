@@ -138,6 +138,11 @@ class Followed(Normalizer):
             Of one with the same shape, and the same momentum or half-life.
         strict : bool, default True
             Whether missing and unexpected names are an error. A wrong shape always is. What is missing begins anew.
+
+        Returns
+        -------
+        Incompatible
+            A named tuple of the `missing_keys` and `unexpected_keys`.
         """
         return state.load(self._who, "state_dict", {"": self}, state_dict, strict)
 

@@ -183,7 +183,7 @@ class GroupedTransformer(
 
         Parameters
         ----------
-        X : array-like or data frame of shape (n_samples, n_features_in)
+        X : array-like, data frame or Dask DataFrame of shape (n_samples, n_features_in)
             Its features and its keys, some of which may be new.
         y : None
             Ignored.
@@ -215,12 +215,13 @@ class GroupedTransformer(
 
         Parameters
         ----------
-        X : array-like or data frame of shape (n_samples, n_features_in)
+        X : array-like, data frame or Dask DataFrame of shape (n_samples, n_features_in)
+            Its features and its keys.
 
         Returns
         -------
         Y : ndarray or data frame of shape (n_samples, n_features)
-            The features only; with keep_keys all columns.
+            The features only; with keep_keys all columns. Lazy if X is.
         """
         self._check_fitted()
         table = split(self, without(group_blocks.sample(X), self._column), reset=False)
