@@ -107,7 +107,7 @@ def fit(
         The features, columns of a DataFrame. By default all columns of numbers and bools.
     sample_weight : str, Series or array, optional
         The weights of the rows, or the name of their column. For times it must be a name; for a DataFrame, a name or a
-        Dask collection with its partitions.
+        Series with its partitions, as an array may lose the order of its rows.
     times : str, optional
         The column of the times of the rows, for a half-life that is a length of time.
 
