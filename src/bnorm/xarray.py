@@ -8,7 +8,7 @@ The statistics are a Dataset, with the coordinates of the remaining dimensions.
 
 from __future__ import annotations  # signatures print names
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -62,9 +62,9 @@ def moments(
     -------
     Dataset
         Variables count, mean and var, and with minmax min and max, all float64, computed at once, not lazily. For a
-        Dataset they have one more dimension, "variable", if all its variables have the same remaining dimensions, none
-        of them with that name; otherwise they are named count_a, mean_a and so on for a variable a. var is the mean
-        squared difference from the mean.
+        Dataset they have one more dimension, "variable", if all its variables have the same remaining dimensions, and
+        neither these nor coordinates along them have that name; otherwise they are named count_a, mean_a and so on for
+        a variable a. var is the mean squared difference from the mean.
 
     Examples
     --------
@@ -95,9 +95,10 @@ def moments(
             found[name] = _of_array(who, a, own, weight, skipna, minmax)
     if not found:
         raise ValueError(f"{who}: x: expected a variable of numbers with one of the dimensions {dims}, got none")
-    first = next(iter(found.values()))["mean"].dims
-    if VARIABLE not in first and all(s["mean"].dims == first for s in found.values()):
+    if len({s["mean"].dims for s in found.values()}) == 1 and not any(map(_has_variable, found.values())):
         return xr.concat(list(found.values()), xr.IndexVariable(VARIABLE, [str(name) for name in found]), join="exact")
+    taken = {name for s in found.values() for name in (*s.dims, *s.coords)}
+    _refuse_taken(who, [f"{key}_{name}" for name, s in found.items() for key in s.data_vars], taken)
     return xr.merge(
         [s.rename({key: f"{key}_{name}" for key in s.data_vars}) for name, s in found.items()], join="exact"
     )
@@ -168,11 +169,7 @@ def _of_array(
     left = tuple(d for d in x.dims if d not in dim)
     coords = {name: c for name, c in x.coords.items() if set(c.dims) <= set(left)}
     names = ("count", "mean", "var", *(("min", "max") if minmax else ()))
-    if taken := [name for name in names if name in left or name in coords]:
-        raise ValueError(
-            f"{who}: x: expected dimensions and coordinates of other names than those of the statistics, got "
-            f"{taken}: x.rename can give them others"
-        )
+    _refuse_taken(who, names, {*left, *coords})
     w = None if weight is None else _weight(who, x, weight)
     m = _moments(who, x, left, w, skipna, minmax)
     values = (m.count, m.mean, m.var(), *((m.min, m.max) if minmax else ()))
@@ -181,6 +178,20 @@ def _of_array(
         if name not in ("count", "var") and "units" in x.attrs:
             stats[name].attrs["units"] = x.attrs["units"]
     return stats
+
+
+def _has_variable(stats: xr.Dataset) -> bool:
+    """Whether statistics have a dimension "variable", or a coordinate of that name with a dimension."""
+    return VARIABLE in stats.dims or (VARIABLE in stats.coords and stats.coords[VARIABLE].ndim > 0)
+
+
+def _refuse_taken(who: str, names: Iterable[str], taken: Collection[Hashable]) -> None:
+    """Raise ValueError for names of statistics that dimensions or coordinates have."""
+    if both := [name for name in names if name in taken]:
+        raise ValueError(
+            f"{who}: x: expected dimensions and coordinates of other names than those of the statistics, got "
+            f"{both}: x.rename can give them others"
+        )
 
 
 def _check_type(who: str, name: str, value: object, kind: type) -> None:

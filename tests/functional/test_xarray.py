@@ -215,12 +215,14 @@ def test_bad_statistics():
     assert F.moments(x.values, axis=()).shape == ()
 
 
-def test_a_dimension_called_variable():
+def test_a_dimension_or_a_coordinate_called_variable():
     a = xr.DataArray(np.arange(12.0).reshape(4, 3), dims=("time", "variable"))
     x = xr.Dataset({"a": a, "b": 2 * a + 1, "c": a.isel(variable=0) ** 2})
-    want = (x - x.mean("time")) / x.std("time")
-    xr.testing.assert_allclose(normalize(x[["a", "b"]], moments(x[["a", "b"]], "time")), want[["a", "b"]])
-    xr.testing.assert_allclose(normalize(x, moments(x, "time")), want)
+    along = x[["a", "b"]].rename(variable="x").assign_coords(variable=("x", [7, 8, 9]))
+    for some in (x, x[["a", "b"]], along, along.isel(x=0)):
+        xr.testing.assert_allclose(
+            normalize(some, moments(some, "time")), (some - some.mean("time")) / some.std("time")
+        )
 
 
 @pytest.mark.parametrize("name", ["count", "mean", "var"])
@@ -230,6 +232,9 @@ def test_names_of_statistics_that_x_has_too(name):
         with pytest.raises(ValueError, match=rf"moments: x: expected .* of other names .* got \['{name}'\]: x.rename"):
             moments(odd, "time")
     assert moments(x.rename(lat=name), (name, "time"))["mean"].dims == ("level", "lon")
+    odd = xr.Dataset({"a": x, "b": x.isel(lat=0, drop=True)}).assign_coords({f"{name}_b": ("lat", LAT)})
+    with pytest.raises(ValueError, match=rf"moments: x: expected .* of other names .* got \['{name}_b'\]: x.rename"):
+        moments(odd, "time")
 
 
 def test_statistics_of_an_array_for_a_dataset():
