@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
-from bnorm.app.dialects import Dialect, doubts
+from bnorm.app.dialects import NULLS, Dialect, doubts
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
 from bnorm.app.sources import BATCH, Place, Source, joined, pyarrow, said
@@ -121,8 +121,11 @@ class CsvSource(Source):
 
         seen = self.dialect.as_latin_1
         numbers = compute.match_substring_regex(column, seen.number)
-        blank = compute.is_in(compute.utf8_trim_whitespace(column), pyarrow().array(["", *seen.nulls]))
-        if 2 * (compute.sum(numbers).as_py() or 0) > len(column) - compute.sum(blank).as_py():
+        marks = pyarrow().array([*NULLS, *seen.nulls])
+        filled = len(column) - compute.sum(compute.is_in(compute.utf8_trim_whitespace(column), marks)).as_py()
+        if not filled:  # only marks with many spaces around them
+            return pyarrow().null()
+        if 2 * (compute.sum(numbers).as_py() or 0) > filled:
             return pyarrow().float64()
         beginning = [text and text.encode("latin-1").decode(errors="replace") for text in column[:SHOWN].to_pylist()]
         reasons[name] = self.dialect.why_text(pyarrow().array(beginning, pyarrow().string()))
@@ -233,7 +236,8 @@ class CsvSource(Source):
 
     def _parsed(self, block: Any, names: Sequence[str], numbers: Sequence[str], header: bool) -> Any:
         """Return the rows of a block. Numbers that pyarrow does not understand are read as text first."""
-        in_text = {n for n in numbers if self.dialect.in_text or pyarrow().types.is_boolean(self.columns[n])}
+        as_text = self.dialect.in_text or (self.dialect.nulls and self.dialect.hides(bytes(block), self._delimiter))
+        in_text = {n for n in numbers if as_text or pyarrow().types.is_boolean(self.columns[n])}
         try:
             found = self._read_by_pyarrow(block, names, set(numbers) - in_text, header)
         except pyarrow().ArrowInvalid as error:

@@ -67,6 +67,22 @@ class Dialect(NamedTuple):
         plain = dict.fromkeys((*NULLS, *self.nulls))
         return list(dict.fromkeys(" " * i + name + " " * j for name in plain for i in range(4) for j in range(2)))
 
+    def hides(self, block: bytes, delimiter: str) -> bool:
+        """Whether a mark of the user's may have more spaces or tabs beside it than `missing` has. If it is a number, as
+        -999 is, pyarrow's reader would ignore them, and take it for a value.
+        """
+        before, after, tabs = ["    "], ["  "], delimiter != "\t"
+        if b"  " not in block and not (tabs and b"\t" in block):  # the searches below take longer
+            return False
+        if tabs:
+            before += ["\t" + " " * i for i in range(4)]
+            after += ["\t", " \t"]
+        for mark in filter(None, self.nulls):
+            wide = [space + mark for space in before] + [mark + space for space in after]
+            if any(text.encode(errors="surrogateescape") in block for text in wide):
+                return True
+        return False
+
     @property
     def as_latin_1(self) -> Self:
         """The same dialect for text in UTF-8 whose bytes are read as Latin-1."""
