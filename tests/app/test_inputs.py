@@ -393,17 +393,18 @@ def test_damaged_arrow(command, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"x.arrow", "s.npz"}
 
 
-def ends(path, skip, *dialect):
-    """The rows at which batches end."""
+def ends(path, skip, *dialect, beside=()):
+    """The rows at which batches end. beside: further columns, as that of times is one."""
     from bnorm.app.inputs import find
 
     (source,) = find([str(path)], *dialect)
-    return [source.position for _ in source.read(["f0", "f2"], ["f0", "f2"], skip)]
+    return [source.position for _ in source.read(["f0", "f2", *beside], ["f0", "f2"], skip)]
 
 
 @pytest.fixture
 def small_batches(monkeypatch):
     monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 600)
+    monkeypatch.setattr("bnorm.app.columnar.BATCH", 8 * 600)
     monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 400)
     monkeypatch.setattr("bnorm.app.csv_source.BLOCK", 1 << 14)
 
@@ -415,6 +416,18 @@ def test_pieces_are_the_same_however_much_is_skipped(tmp_path, small_batches, su
     data = write(tmp_path / f"x.{suffix}", table(8000))
     assert len(ends(data, 0)) > 10
     assert ends(data, start) == [end for end in ends(data, 0) if end > start]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("form", ["times", "text"])
+def test_pieces_are_the_same_beside_times(tmp_path, small_batches, suffix, form):
+    import pyarrow as pa
+
+    t = pa.array([None if i % 9 == 8 else i * 10**6 for i in range(4000)], pa.timestamp("us"))
+    data = write(tmp_path / f"x.{suffix}", table(4000), t=t if form == "times" else t.cast(pa.string()))
+    whole = ends(data, 0, beside=["t"])
+    assert ends(data, 2501, beside=["t"]) == [end for end in whole if end > 2501]
+    assert len(whole) > 10
 
 
 @pytest.mark.parametrize("before", [b"made by\n", b"\n" * 3000, b"a" * 40_000 + b"\n", b'"open\nb\n'])

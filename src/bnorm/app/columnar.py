@@ -28,8 +28,11 @@ class ColumnarSource(Source):
         return rows_per_batch(self._all or len(names))
 
     def _batches(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
-        most = None if set(names) == set(numbers) else BATCH
-        yield from even(self._groups(names, numbers, skip), skip, self._rows_of(names), most)
+        rows, beside = self._rows_of(names), set(names) - set(numbers)
+        if all(pyarrow().types.is_primitive(self.columns[name]) for name in beside):
+            yield from even(self._groups(names, numbers, skip), skip, rows, None)
+        else:  # where a batch of text ends depends on all rows before it
+            yield from self._after(even(self._groups(names, numbers, 0), 0, rows, BATCH), skip)
 
     def _groups(self, names: Sequence[str], numbers: Sequence[str], skip: int) -> Iterator[Any]:
         """Record batches of any size, from row `skip` on."""
