@@ -154,6 +154,13 @@ def test_dictionaries_that_differ(command, tmp_path, state):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_a_category_that_begins_without_values(tmp_path):
+    kind, words = pa.dictionary(pa.int8(), pa.string()), [[None], [], ["a", None], ["b", "a"]]
+    batches = [pa.record_batch({"w": pa.array(part, kind)}) for part in words]
+    found = ipc.open_file(written(tmp_path / "y.arrow", *batches)).read_all()["w"]
+    assert (found.type, found.to_pylist()) == (kind, [None, "a", None, "b", "a"])
+
+
 @pytest.mark.parametrize(("most", "wanted"), [(128, "int8"), (129, "int32")])
 def test_more_values_than_the_indices_can_tell_apart(tmp_path, most, wanted):
     words = [f"w{i}" for i in range(most)]

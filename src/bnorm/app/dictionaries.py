@@ -1,8 +1,8 @@
 """Arrow files with dictionaries, such as those of categories, which may differ from batch to batch.
 
 A file has one dictionary for each column, and it is known only at the end. So the batches first go to a temporary file,
-with dictionaries that grow, and from there to the file itself. The file could have dictionaries that grow too, but not
-every reader accepts them.
+as indices into dictionaries that grow here, and from there to the file itself. The file could have dictionaries that
+grow too, but not every reader accepts them.
 """
 
 import tempfile
@@ -21,11 +21,10 @@ class Arrow:
         pa = pyarrow()
         self._file, self._schema, self._beside = file, schema, None
         self._known = {i: pa.nulls(0, t.value_type) for i, t in enumerate(schema.types) if types.is_dictionary(t)}
-        self._wide = self._with_indices(dict.fromkeys(self._known, pa.int32()))
-        options = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+        self._wide = self._with(dict.fromkeys(self._known, pa.int32()))
         if self._known:
             self._beside = tempfile.TemporaryFile(dir=Path(file.name).parent)
-        self._writer = ipc.new_file(self._beside or file, self._wide, options=options)
+        self._writer = ipc.new_file(self._beside or file, self._wide)
 
     def write_batch(self, batch: Any) -> None:
         columns = [self._grown(i, a) if i in self._known else a for i, a in enumerate(batch.columns)]
@@ -39,13 +38,14 @@ class Arrow:
         if self._beside is None:
             return
         self._beside.seek(0)
-        schema = self._with_indices({i: self._narrowest(i) for i in self._known})
+        schema = self._with({i: self._narrowest(i) for i in self._known})
         with ipc.open_file(self._beside) as reader, ipc.new_file(self._file, schema) as writer:
             for n in range(reader.num_record_batches):
                 columns = reader.get_batch(n).columns
                 for i, known in self._known.items():
-                    indices, ordered = columns[i].indices.cast(schema.types[i].index_type), schema.types[i].ordered
-                    columns[i] = pa.DictionaryArray.from_arrays(indices, known, ordered=ordered)
+                    kind = schema.types[i]
+                    indices = columns[i].cast(kind.index_type)
+                    columns[i] = pa.DictionaryArray.from_arrays(indices, known, ordered=kind.ordered)
                 writer.write_batch(pa.record_batch(columns, schema=schema))
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Arrow:
             self._beside.close()
 
     def _grown(self, i: int, array: Any) -> Any:
-        """Return a column with indices into the dictionary of all batches so far, to which new values are added."""
+        """Return the indices of a column into the dictionary of all batches so far, to which new values are added."""
         from pyarrow import compute
 
         pa = pyarrow()
@@ -62,20 +62,20 @@ class Arrow:
             new = its.filter(compute.is_null(compute.index_in(its, known)))
             known = self._known[i] = pa.concat_arrays([known, compute.unique(new)])
             indices = compute.index_in(its, known).take(indices)
-        return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), known, ordered=array.type.ordered)
+        return indices.cast(pa.int32())
 
     def _narrowest(self, i: int) -> Any:
-        """Return the type of indices that the column came with; int32 if it is too narrow for all values."""
+        """Return the type that the column came with, with indices of int32 if its own are too narrow for all values."""
         from pyarrow import types
 
-        given = self._schema.types[i].index_type
-        most = 2 ** (given.bit_width - types.is_signed_integer(given))
-        return given if len(self._known[i]) <= most else pyarrow().int32()
+        pa, given = pyarrow(), self._schema.types[i]
+        most = 2 ** (given.index_type.bit_width - types.is_signed_integer(given.index_type))
+        wide = pa.dictionary(pa.int32(), given.value_type, given.ordered)
+        return given if len(self._known[i]) <= most else wide
 
-    def _with_indices(self, kinds: dict[int, Any]) -> Any:
-        """Return the schema with these types of indices."""
-        pa, schema = pyarrow(), self._schema
+    def _with(self, kinds: dict[int, Any]) -> Any:
+        """Return the schema with these types of some columns."""
+        schema = self._schema
         for i, kind in kinds.items():
-            old = schema.types[i]
-            schema = schema.set(i, schema.field(i).with_type(pa.dictionary(kind, old.value_type, old.ordered)))
+            schema = schema.set(i, schema.field(i).with_type(kind))
         return schema
