@@ -126,6 +126,22 @@ def test_another_dialect_in_a_later_file(command, tmp_path, state, value, kept):
         assert read(out)["n"].to_pylist() == [7, None, kept]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [("int64", str(2**62), 2**62), ("int64", "007", 7), ("float64", ".5", 0.5), ("float64", "+1e16", 1e16)],
+)
+def test_a_later_file_has_any_values_of_the_types(command, tmp_path, state, kind, text, value):
+    """The types are those of the first file, a Parquet file, and no guess from how its values are written."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    first = {"f0": [1.0], "f1": [1.0], "f2": [1.0], "n": pa.array([7]).cast(kind)}
+    parquet.write_table(pa.table(first), tmp_path / "1.parquet")
+    (tmp_path / "2.csv").write_text(f"f0,f1,f2,n\n1,2,3,{text}\n")
+    command("transform", tmp_path / "1.parquet", tmp_path / "2.csv", "--state", state, "-o", tmp_path / "y.parquet")
+    assert read(tmp_path / "y.parquet")["n"].to_pylist() == [7, value]
+
+
 @pytest.mark.parametrize(("name", "value"), [("number", "007"), ("number", "x"), ("day", "2024-02-30")])
 def test_a_value_unlike_the_first(command, tmp_path, state, name, value):
     column = TYPED[name][0]

@@ -56,7 +56,7 @@ class Guess:
         if types.is_null(kind) and found.null_count == len(found):
             return pa.nulls(len(found))
         i = -1
-        if types.is_string(column.type) and (pattern := _rules(dialect).get(kind)):
+        if name in self._looked_at and types.is_string(column.type) and (pattern := _rules(dialect).get(kind)):
             i = compute.index(compute.match_substring_regex(found, pattern), False).as_py()
         if i < 0:
             try:
