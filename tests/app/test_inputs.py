@@ -313,6 +313,8 @@ def test_a_column_without_a_name(command, tmp_path, means):
 
 def test_errors_say_what_was_found(command, tmp_path):
     data, into = tmp_path / "x.csv", ("-o", tmp_path / "s.npz")
+    nothing = write(tmp_path / "x.parquet", np.empty((0, 0)))
+    assert command.fails("fit", nothing, *into).endswith("expected a column of numbers, got no column")
     data.write_text('a;b\n1,5;x\n"2,5";y\n')
     said = command.fails("fit", data, "--delimiter", ";", *into)
     assert said.endswith("expected a column of numbers, got a (text such as '1,5': --decimal ,); b (text)")

@@ -32,7 +32,7 @@ def choose(
         chosen = [name for name in number_columns(first) if name not in left_out]
     if not chosen:
         why = reasons(first, (), dict.fromkeys(exclude or (), "excluded") | ({weight: "weights"} if weight else {}))
-        found = "; ".join(f"{_name(name)} ({reason})" for name, reason in list(why.items())[:MOST])
+        found = "; ".join(f"{_name(name)} ({reason})" for name, reason in list(why.items())[:MOST]) or "no column"
         raise DataError(
             f"{first.name}: expected a column of numbers, got {found}{' and more' * (len(why) > MOST)}{doubted(first)}"
         )
