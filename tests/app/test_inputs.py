@@ -405,8 +405,8 @@ def ends(path, skip, *dialect, beside=()):
 
 @pytest.fixture
 def small_batches(monkeypatch):
-    monkeypatch.setattr("bnorm.app.sources.BATCH", 8 * 600)
-    monkeypatch.setattr("bnorm.app.columnar.BATCH", 8 * 600)
+    for module in ("columnar", "csv_source", "sources"):  # the last is imported by the others, with its own number
+        monkeypatch.setattr(f"bnorm.app.{module}.BATCH", 8 * 600)
     monkeypatch.setattr("bnorm.app.csv_source.FEW_ROWS", 400)
     monkeypatch.setattr("bnorm.app.csv_source.BLOCK", 1 << 14)
 
