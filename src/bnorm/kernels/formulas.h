@@ -308,8 +308,8 @@ BN_INLINE bn_statistics bn_move(bn_statistics s, bn_batch b, bn_rule r)
 BN_INLINE int bn_sound(bn_statistics s, bn_rule r)
 {
     const int paired = r.ddof == 0.0 || bn_finite(s.pairs);
-    const int aged = r.mode != BN_FADE || (bn_finite(s.weight) && bn_finite(s.last) && paired);
-    return bn_finite(s.mean) && bn_finite(s.low) && s.var >= 0.0 && bn_finite(s.seen) && s.weight >= 0.0 && aged;
+    const int aged = r.mode != BN_FADE || (bn_finite(s.weight) & bn_finite(s.last) & paired);
+    return bn_finite(s.mean) & bn_finite(s.low) & (s.var >= 0.0) & bn_finite(s.seen) & (s.weight >= 0.0) & aged;
 }
 
 /* Return m2, but infinity for NaN beside a finite mean: squares of finite values overflowed, in whichever order. */

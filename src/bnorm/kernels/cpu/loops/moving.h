@@ -68,8 +68,10 @@ BN_INLINE void bn_scatter(int single, const double *from, const int64_t *moved, 
 }
 
 BN_INLINE bn_rule bn_of_mode(int mode, bn_rule r) { r.mode = mode; return r; }
+BN_INLINE bn_rule bn_whole_counts(bn_rule r) { r.ddof = 0.0; return r; }
 
-/* Write what n channels are after a batch, and into `moved` whether these numbers are sound. */
+/* Write what n channels are after a batch, and into `moved` whether these numbers are sound. GCC vectorizes two loops, but
+ * not one. */
 BN_INLINE void bn_move_states(bn_rule r, const bn_states *s, bn_batches *b, ptrdiff_t n, bn_states *to)
 {
     for (ptrdiff_t c = 0; c < n; c++) {
@@ -83,6 +85,10 @@ BN_INLINE void bn_move_states(bn_rule r, const bn_states *s, bn_batches *b, ptrd
         to->weight[c] = after.weight;
         to->pairs[c] = after.pairs;
         to->last[c] = after.last;
+    }
+    for (ptrdiff_t c = 0; c < n; c++) {
+        const bn_statistics after = {to->mean[c], to->low[c], to->var[c], to->seen[c], to->weight[c], to->pairs[c],
+                                     to->last[c]};
         b->moved[c] = -(int64_t)bn_sound(after, r);
     }
 }
@@ -153,10 +159,12 @@ BN_FN ptrdiff_t bn_move_channels(const bn_target *t, ptrdiff_t at, ptrdiff_t n, 
     if (r.mode == BN_AVERAGE && t->weight == NULL && !t->replaces)
         bn_fill(0.0, n, b->seen);   /* the average of a layer does not need them */
     bn_read_states(t, at, n, b, &s);
-    if (r.mode == BN_POOL)      /* a copy of the loop for each mode, as a constant */
+    if (r.mode == BN_POOL)      /* copies of the loops for each mode, as a constant */
         bn_move_states(bn_of_mode(BN_POOL, r), &s, b, full, &to);
     else if (r.mode == BN_AVERAGE)
         bn_move_states(bn_of_mode(BN_AVERAGE, r), &s, b, full, &to);
+    else if (r.ddof == 0.0)     /* this vectorizes, the last does not */
+        bn_move_states(bn_whole_counts(bn_of_mode(BN_FADE, r)), &s, b, full, &to);
     else
         bn_move_states(bn_of_mode(BN_FADE, r), &s, b, full, &to);
     for (ptrdiff_t c = 0; c < full; c++) {
