@@ -118,7 +118,7 @@ def _call(method: Callable[..., Any], estimator: Any, X: Any, *args: Any, **kwar
         return method(estimator, X, *args, **kwargs)
     own, foreign = estimator.__dict__.get(LIKE), is_dispatched(X)
     begins = method.__name__ == "fit" or not estimator.__sklearn_is_fitted__()
-    if iterable and not begins:
+    if iterable and not begins and not hasattr(X, "read_all"):  # of such a stream its own error says more
         raise _only_fitted(method.__name__, X)
     if not begins and (foreign or own is not None):
         fitted = estimator.running_mean_ if own is None else own
