@@ -218,16 +218,21 @@ class Statistics:
         seen = step.parts[0] if step.seen is None else step.seen
         return TooLarge(c, not isfinite(float(self.seen[c]) + float(seen[c])))
 
-    def begin(self, parts: ndarray, rows: int) -> None:
+    def begin(self, parts: ndarray, rows: int, suspect: Callable[[], None] = lambda: None) -> None:
         """Start from the statistics of a complete table, whose rows all weigh the same; an average is then settled.
 
-        TooLarge if the result is not a state that may be saved.
+        suspect, TooLarge: as in `learn`.
         """
+        kernels, pooled = BACKENDS[type(self.mean)], self.mode == POOL
         try:
-            BACKENDS[type(self.mean)].move(self.rule.under(POOL, "propagate"), parts, None, None, None, rows)
+            kernels.move(self._moving[True] if pooled else self.rule.under(POOL, "raise"), parts, rows=rows)
         except FloatingPointError:
-            empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
-            raise empty.too_large(Step(parts, rows)) from None
+            suspect()
+            try:
+                kernels.move(self.rule.under(POOL, "propagate"), parts, rows=rows)
+            except FloatingPointError:
+                empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
+                raise empty.too_large(Step(parts, rows)) from None
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:

@@ -110,9 +110,9 @@ class Fitted:
         """Start from a complete table, whose rows all weigh the same unless they have times."""
         if self.sums is not None or times is not None or self.window is not None:
             return self.move(x, weight, times)
-        parts = x.parts(weight)
+        (step,) = x.steps(weight, None, self.statistics.ddof)
         try:
-            self.statistics.begin(parts, x.rows)
+            self.statistics.begin(step.parts, step.rows, x.refuse_infinity)
         except TooLarge as error:
             raise tables.too_large(x, error) from None
         self._count(weight is not None)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.moments import Moments
+from bnorm.running import Step
 
 
 class Known:
@@ -24,8 +25,11 @@ class Known:
     def weights(self, sample_weight: Any, some: bool = True) -> Any:
         return sample_weight
 
-    def parts(self, weight: Any) -> ndarray:
-        return self._found._parts.copy()
+    def steps(self, weight: Any, clock: None, ddof: int) -> list[Step]:
+        return [Step(self._found._parts.copy(), self.rows)]
+
+    def refuse_infinity(self) -> None:
+        """Do nothing: it was searched where it was read."""
 
     def exact(self, weight: Any) -> Moments:
         return self._found
