@@ -153,8 +153,9 @@ def test_order_of_indices_is_told(form):
 def test_an_index_outside_is_an_error(form, wrong):
     x = table(50, 7, 0.5, form)
     x.indices[9] = wrong
-    with pytest.raises(ValueError, match=r"indices within its shape, \(50, 7\)"):
-        kernels.moments(*arguments(x))
+    for weight in (None, np.zeros(50)):  # in a row that does not count too
+        with pytest.raises(ValueError, match=r"indices within its shape, \(50, 7\)"):
+            kernels.moments(*arguments(x), weight)
     if form == "csr":
         with pytest.raises(ValueError, match="indices below 7"):
             kernels.scaled(x.data, x.indices, np.ones(7))

@@ -100,13 +100,13 @@ cdef int walk(const value_t* data, const index_t* indices, const index_t* indptr
     for i in range(begin, end):
         if weight != NULL:
             w = weight[i]
-            if w == 0:
-                continue
         least = 0
         for k in range(indptr[i], indptr[i + 1]):
             j = <size_t>indices[k]
             if j >= <size_t>columns:
                 return OUTSIDE
+            if w == 0:  # `weigh_zeros` reads its indices too
+                continue
             found |= j < least
             least = j + 1
             if again:
