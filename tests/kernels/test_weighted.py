@@ -5,6 +5,7 @@ import pytest
 
 from bnorm.kernels import cpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU, SILU
+from bnorm.kernels.cpu import entries
 from compare import assert_close, assert_same
 from drawing import together
 
@@ -145,6 +146,17 @@ def test_a_weight_that_is_wrong_makes_all_counts_infinite(shape, wrong):
         weight.flat[int(place * weight.size)] = wrong
         weight.flat[-1] = wrong if place > 0.9 else 1.0
         assert np.isinf(cpu.moments(x, weight)[0]).all(), place
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (3, 0, 5), (2, 0, 1100)], ids=str)
+def test_large_weights_of_no_channels(shape):
+    """They are far away in memory, but there is nothing to fetch ahead: a walk over it would not end."""
+    x, weight = example(shape)
+    before = entries.use_sizes(far=1)
+    try:
+        assert cpu.moments(x, weight).shape == (4, 0)
+    finally:
+        entries.use_sizes(**before)
 
 
 @every_shape

@@ -99,7 +99,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     cdef double* totals = &own[0] if job.totals == NULL else job.totals + p * TOTALS
     for i in range(4 if job.dy == NULL else 2):
         zero(partial + i * job.channels + begin, end - begin)
-    if job.inner == 0:
+    if job.inner == 0 or begin == end:  # a walk over rows without bytes would never end
         return
     for i in range(TOTALS):
         own[i] = -1.0
@@ -120,7 +120,7 @@ cdef void reduce_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     b.run = run
     b.ahead = &walk if job.far else NULL
     c = begin
-    if job.far and begin < end:
+    if job.far:
         walk_of(job, first, begin, min(begin + job.tile, end), &walk, x)
         bn_tiles(&walk, last - first, walk.span // (min(begin + job.tile, end) - begin) * (job.channels - begin))
         bn_fetch(&walk, BN_AHEAD + ROWS * walk.span)
