@@ -91,6 +91,7 @@ STACKS = [
     ({"GOMP_STACKSIZE": "4g"}, True),
     ({"OMP_STACKSIZE": "wrong", "GOMP_STACKSIZE": "4294967296b"}, True),
     ({"OMP_STACKSIZE": "1M"}, False),
+    ({"OMP_STACKSIZE": "128k"}, True),  # these are started, but too small for the kernels
 ]
 GNU = [
     ({"OMP_STACKSIZE": "1M", "GOMP_STACKSIZE": "4G"}, False),  # LLVM's prefers the second
@@ -103,7 +104,7 @@ GNU = [
 @linux
 @pytest.mark.parametrize(("sizes", "refused"), STACKS + GNU, ids=str)
 def test_stacks_that_do_not_fit(sizes, refused, request):
-    """OpenMP runtimes end the process there, too."""
+    """OpenMP runtimes end the process there, too, and kernels that overrun their stack do."""
     if (sizes, refused) in GNU:
         request.getfixturevalue("gnu")
     output("processes.py", "threads_without_memory", refused, OMP_NUM_THREADS=3, OPENBLAS_NUM_THREADS=1, **sizes)

@@ -211,6 +211,7 @@ static inline void bn_share(bn_part part, void *job, int threads)
 #include <string.h>
 
 #define BN_RECORDS ((size_t)1 << 20)
+#define BN_STACK ((size_t)1 << 19)  /* bytes: twice what sums of converted columns with weights need */
 
 static BN_OF_THREAD int bn_team = 1;
 static pthread_attr_t bn_worker;    /* attributes of a worker thread */
@@ -253,9 +254,11 @@ static inline int bn_stack_size(const char *name, size_t *size)
 }
 
 /* Called once, when the module is imported; GNU's runtime has read the environment before that, and LLVM's, which Clang
- * uses, reads it here. If the system refuses a size, the default remains, as in the runtime. */
-static inline void bn_read_environment(void)
+ * uses, reads it here. If the system refuses a size, the default remains, as in the runtime. Return whether the stacks
+ * of workers hold what the kernels put there; the default of musl does not. */
+static inline int bn_read_environment(void)
 {
+    size_t found = 0;
     pthread_attr_init(&bn_worker);
 #ifdef __clang__
     const char *fork = getenv("KMP_INIT_AT_FORK");
@@ -266,6 +269,7 @@ static inline void bn_read_environment(void)
     if (bn_stack_size("OMP_STACKSIZE", &size) || bn_stack_size("GOMP_STACKSIZE", &size))
         pthread_attr_setstacksize(&bn_worker, size);
 #endif
+    return pthread_attr_getstacksize(&bn_worker, &found) != 0 || found >= BN_STACK;
 }
 
 static void *bn_wait(void *gate)
@@ -298,7 +302,7 @@ static inline int bn_startable(int n)
 
 static inline void bn_forget_team(void) { bn_team = 1; }
 #else
-static inline void bn_read_environment(void) {}
+static inline int bn_read_environment(void) { return 1; }
 static inline int bn_startable(int n) { return n; }
 static inline void bn_forget_team(void) {}
 #endif

@@ -11,7 +11,7 @@ cdef extern from "threads.h" nogil:
     void omp_set_num_threads(int)
     int bn_release_workers()
     int bn_startable(int)
-    void bn_read_environment()
+    bint bn_read_environment()
     bint bn_alone(Py_ssize_t)
     void bn_trust()
     void bn_share(part_t, void*, int)
@@ -24,11 +24,10 @@ cdef enum:
     # (256 KiB) 1.15 to 1.6 times as fast, and calls on half as many hardly faster. benchmarks/threshold.py measures it.
     SERIAL = 65536
 
-bn_read_environment()
-
 # The argument of set_num_threads; before its first call the CPU quota, unless the user has set a number. 0: no limit.
 cdef int limit = 0 if "OMP_NUM_THREADS" in os.environ else cores() or 0
-cdef bint serial = False    # in a forked child whose runtime cannot start threads
+# Whether no other threads compute: their stacks are too small, or this is a forked child that cannot start any.
+cdef bint serial = not bn_read_environment()
 
 
 cdef int threads_for(Py_ssize_t values, Py_ssize_t tasks) noexcept nogil:
