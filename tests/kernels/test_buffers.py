@@ -172,6 +172,27 @@ def test_a_number_of_buffers_is_the_most():
     assert 500 < sum(not y.flags.owndata for y in held) < 600
 
 
+LITTLE_MEMORY = """
+import resource
+import numpy as np, bnorm, bnorm.functional as F
+
+bnorm.set_num_threads(1), bnorm.set_buffer_limit(1 << 30)
+x = np.ones((1 << 18, 64), "f4")  # 64 MB
+F.batch_norm(x[:4096])
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+for rows in (1 << 17, 3 << 16, 1 << 18):  # the results take 32, 48 and 64 MB
+    F.batch_norm(x[:rows])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_kept_is_free_for_a_result_that_has_no_memory():
+    done = child.run("-c", LITTLE_MEMORY, OPENBLAS_NUM_THREADS=1)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_lower_limit_gives_back_at_once():
     held = [result() for _ in range(4)]
     assert buffers.kept_bytes() == 8 * MB

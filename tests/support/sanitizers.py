@@ -22,11 +22,12 @@ from mutations import copied
 
 HERE = Path(__file__).parent
 TESTS = ["tests/kernels", "--ignore=tests/kernels/test_fences.py"]  # it has a fault handler of its own
+TESTS += ["-k", "not has_no_memory"]  # the sanitizer keeps what is freed
 THREADED = ["tests/kernels/test_buffers.py", "tests/kernels/test_exact_sums.py", "tests/kernels/test_groups.py"]
 THREADED += ["tests/kernels/test_threads.py", "tests/kernels/test_pieces.py", "tests/layers/test_vjp.py"]
 # Not these tests: they count the threads of a process, of which the sanitizer has one itself; or they leave too little
 # memory for it; or they start threads after a fork in a thread, which it cannot handle.
-OTHERS = "who_says", "few_rows", "rows_without", "team_without", "refuses", "stacks", "another_thread"
+OTHERS = "who_says", "few_rows", "rows_without", "team_without", "refuses", "stacks", "another_thread", "has_no_memory"
 THREADED += ["-k", " and ".join(f"not {name}" for name in OTHERS)]
 SETTINGS = {
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",

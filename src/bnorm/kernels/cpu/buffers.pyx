@@ -136,7 +136,10 @@ cdef Loan lend(size_t size):
         buffer = unused(size)
         if buffer is None:
             drop(False, size, gone)
-            buffer = another(size)
+            try:
+                buffer = another(size)
+            except MemoryError:     # the caller asks again, when what is kept is free
+                drop(True, 0, gone)
         if buffer is not None:
             buffer.lent = True
             buffer.used = clock
