@@ -176,6 +176,19 @@ def test_batch_norm_of_the_same_memory_through_any_order_of_axes(axis):
         assert_same_bits(batch_norm(seen_x, seen_dy, place, seen_weight), want[1], order, seen=order, weighted=True)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_a_single_channel_wherever_its_axis_is(dtype):
+    """An axis of length 1 may stand anywhere, as x and x.T of a table with one column show."""
+    x, dy = bits.values(9000, dtype, 0), bits.values(9000, dtype, 1 << 18)
+    weight, want = np.abs(x).round(1), {}
+    for shape, axis in (((9000, 1), 1), ((1, 9000), 0), ((20, 1, 450), 1), ((3, 1, 50, 60), 1), ((90, 100, 1), 2)):
+        for weighted in (False, True):
+            w = weight.reshape(np.delete(shape, axis)) if weighted else None
+            arrays, vectors = batch_norm(x.reshape(shape), dy.reshape(shape), axis, w)
+            got = [a.reshape(-1) for a in arrays], vectors
+            assert_same_bits(got, want.setdefault(weighted, got), seen=shape, weighted=weighted)
+
+
 def test_rows_of_the_same_memory_through_any_order_of_axes():
     x, dy, _ = example()
     for order in permutations(range(2)):  # the normalized axes keep their order, which is that of gamma

@@ -95,10 +95,16 @@ def narrowed(cnp.ndarray y, cnp.ndarray like):
 
 
 cdef int view(Job* job, cnp.ndarray x, bint reduces=True) except -1:
-    """Set the job's view of x, its plan and its type. Axis 0 is outer, axis 1 is channels, the other axes are inner."""
+    """Set the job's view of x, its plan and its type. Axis 0 is outer, axis 1 is channels, the other axes are inner.
+
+    A single channel is one run: memory does not tell where its axis is, so the bits must not depend on that.
+    """
     expect_block(x, 2, MOST_AXES)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
-    seen_as(job, x, shape[0], shape[1], cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2), reduces)
+    if shape[1] == 1:
+        seen_as(job, x, 1, 1, cnp.PyArray_SIZE(x), reduces)
+    else:
+        seen_as(job, x, shape[0], shape[1], cnp.PyArray_MultiplyList(shape + 2, cnp.PyArray_NDIM(x) - 2), reduces)
     return 0
 
 
