@@ -29,6 +29,7 @@ SHAPES = {  # what the plan tells apart
     (4, 3, 49): "short runs, gathered",
     (2, 2, 700): "runs that are read where they are, with a rest",
     (600, 2, 18): "runs of many rows, read as columns",
+    (5, 70, 7): "two groups, which share a channel",
 }
 
 
@@ -170,6 +171,13 @@ def test_nothing():
     for shape in ((0, 3), (4, 0), (2, 3, 0)):
         check(np.zeros(shape))
         check(np.zeros(shape), np.zeros((shape[0], int(np.prod(shape[2:]))), bool))
+
+
+def test_memory_is_that_of_the_channels_not_of_their_square():
+    _, first, sums, _, squares = entries.exact_sums(np.ones((1, 300_000)))  # that would be 500 GB
+    assert first == 0
+    assert sums.shape == squares.shape == (1, 300_000)
+    assert (sums == 1).all()
 
 
 def test_threads_change_nothing():

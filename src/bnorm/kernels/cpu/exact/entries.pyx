@@ -20,6 +20,8 @@ from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "plan.h" nogil:
     void bn_exact_plan(bn_exact_job*, Py_ssize_t)
+    Py_ssize_t bn_most_channels(bn_exact_job*)
+    void bn_set_channels(bn_exact_job*, Py_ssize_t)
     void bn_carry(int64_t*, Py_ssize_t, Py_ssize_t)
     Py_ssize_t bn_trim(int64_t*, Py_ssize_t, Py_ssize_t, Py_ssize_t*)
     Py_ssize_t bn_used(bn_exact_job*, int, Py_ssize_t*)
@@ -98,14 +100,18 @@ cdef tuple collected(bn_exact_job* job, int which):
 
 cdef cnp.ndarray odd_values(bn_exact_job* job):
     """Return how many values are NaN, infinity and minus infinity, (3, C), or None if all are finite."""
-    cdef Py_ssize_t k, i, n = 3 * job.channels
+    cdef Py_ssize_t k, i, c
     cdef cnp.ndarray odd = None
+    cdef bn_total* total
     for k in range(job.pieces * job.groups):
-        if job.totals[k].any_odd:
+        total = job.totals + k
+        if total.any_odd:
             if odd is None:
                 odd = zeros(3, job.channels)
-            for i in range(n):
-                (<int64_t*>cnp.PyArray_DATA(odd))[i] += job.totals[k].odd[i]
+            for i in range(3):
+                for c in range(total.channels):
+                    (<int64_t*>cnp.PyArray_DATA(odd))[i * job.channels + total.begin + c] += \
+                        total.odd[i * total.channels + c]
     return odd
 
 
@@ -138,7 +144,7 @@ def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
         raise MemoryError("moments: no memory for exact sums")
     try:
         limits(&job.totals[0], job.kind)
-        row = <size_t>job.channels * sizeof(int64_t)
+        row = <size_t>bn_most_channels(&job) * sizeof(int64_t)
         row *= job.totals[0].size[0] + job.totals[0].size[1] + 3
         memory = <char*>malloc(row * tasks)
         if memory == NULL:
@@ -146,9 +152,9 @@ def exact_sums(cnp.ndarray x not None, cnp.ndarray mask=None):
         try:
             for t in range(tasks):
                 limits(&job.totals[t], job.kind)
-                job.totals[t].channels = job.channels
+                bn_set_channels(&job, t)
                 job.totals[t].odd = <int64_t*>(memory + t * row)
-                job.totals[t].limbs = job.totals[t].odd + 3 * job.channels
+                job.totals[t].limbs = job.totals[t].odd + 3 * job.totals[t].channels
             with nogil:
                 if threads == 1:
                     for t in range(tasks):

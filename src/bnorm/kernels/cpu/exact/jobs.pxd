@@ -8,7 +8,7 @@ cdef extern from "tasks.h" nogil:
     ctypedef struct bn_total:
         int64_t* limbs
         int64_t* odd
-        Py_ssize_t channels
+        Py_ssize_t begin, channels
         int any_odd
         int[2] low
         int[2] size

@@ -17,7 +17,7 @@ enum { BN_LIMBS = 208 };    /* the most limbs that both sums have together, for 
 typedef struct {
     int64_t *limbs;         /* [limbs of the sum, then of the squares][channels] */
     int64_t *odd;           /* [3][channels]: how many are NaN, infinity, minus infinity; set to 0 if any_odd */
-    ptrdiff_t channels;
+    ptrdiff_t begin, channels;  /* the first channel of the task, and how many it has */
     int any_odd;
     int low[2], size[2];    /* of each sum: the g of its first limb; the number of its limbs */
     unsigned char used[BN_LIMBS];
@@ -26,7 +26,7 @@ typedef struct {
 /* The channels that the lanes of a strip, or columns, belong to. */
 typedef struct {
     bn_total *total;
-    const ptrdiff_t *channel;   /* of each lane, or -1 for none */
+    const ptrdiff_t *channel;   /* of each lane, counted from total->begin, or -1 for none */
     int alone;                  /* all lanes belong to one channel, and share one window */
 } bn_home;
 

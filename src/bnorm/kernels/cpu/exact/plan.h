@@ -81,6 +81,22 @@ static inline void bn_exact_plan(bn_exact_job *job, ptrdiff_t tasks)
     job->pieces = bn_parts(rows, job->piece);
 }
 
+/* The most channels that a task has. A task of rows wider than the array has all. */
+static inline ptrdiff_t bn_most_channels(const bn_exact_job *job)
+{
+    const ptrdiff_t own = job->runs ? job->group : job->widen > 1 ? job->channels : (job->group - 1) / job->inner + 2;
+    return own < job->channels ? own : job->channels;
+}
+
+/* Set which channels task t has. If every task had space for all, the space would grow with their square. */
+static inline void bn_set_channels(bn_exact_job *job, ptrdiff_t t)
+{
+    const ptrdiff_t at = t % job->groups * job->group, most = bn_most_channels(job);
+    bn_total *total = job->totals + t;
+    total->begin = job->runs ? at : job->widen > 1 ? 0 : at / job->inner;
+    total->channels = most < job->channels - total->begin ? most : job->channels - total->begin;
+}
+
 /* Bring all limbs below 2^32 except the last, which has the sign. */
 static inline void bn_carry(int64_t *limbs, ptrdiff_t n, ptrdiff_t channels)
 {
@@ -139,8 +155,8 @@ static inline void bn_gather(const bn_exact_job *job, int which, ptrdiff_t first
         const bn_total *t = job->totals + k;
         const ptrdiff_t from = (which ? t->size[0] : 0) + first;
         for (ptrdiff_t i = 0; i < n; i++)
-            for (ptrdiff_t c = 0; t->used[from + i] && c < C; c++)
-                to[i * C + c] += t->limbs[(from + i) * C + c];
+            for (ptrdiff_t c = 0; t->used[from + i] && c < t->channels; c++)
+                to[i * C + t->begin + c] += t->limbs[(from + i) * t->channels + c];
     }
 }
 

@@ -38,7 +38,7 @@ typedef struct {
     ptrdiff_t lanes;        /* the lanes of a strip */
     bn_strip *strips;       /* sums of floats or doubles, */
     bn_sums *sums;          /* or of integers */
-    ptrdiff_t *channel;     /* [strips][lanes] */
+    ptrdiff_t *channel;     /* [strips][lanes], counted from total->begin */
     int64_t rows, blocks;   /* rows and blocks in the sums of integers */
     char *room;             /* memory for values that are converted, masked or collected */
     ptrdiff_t *place;       /* [columns]: the index of a column in the mask */
@@ -153,7 +153,7 @@ static inline void bn_columns(bn_work *w, ptrdiff_t begin, ptrdiff_t end, ptrdif
         for (ptrdiff_t j = 0; j < w->lanes; j++) {
             const ptrdiff_t at = bn_strip_at(w, k, width) + j;
             const int own = at >= k * w->lanes && at < width;
-            w->channel[k * w->lanes + j] = own ? (begin + at) / job->inner % job->channels : -1;
+            w->channel[k * w->lanes + j] = own ? (begin + at) / job->inner % job->channels - w->total->begin : -1;
         }
     for (ptrdiff_t j = 0; job->mask && j < width; j++)
         w->place[j] = (begin + j) / each * job->inner + (begin + j) % job->inner;
@@ -229,7 +229,7 @@ static inline void bn_runs_task(bn_work *w, ptrdiff_t piece, ptrdiff_t group)
     for (ptrdiff_t c = begin; c < end; c++) {
         ptrdiff_t held = 0;
         for (ptrdiff_t j = 0; j < w->lanes; j++)
-            w->channel[j] = c;
+            w->channel[j] = c - w->total->begin;
         for (ptrdiff_t i = from; i < to; i++) {
             const ptrdiff_t o = i / job->segments, at = i % job->segments * job->segment;
             const ptrdiff_t n = job->inner - at < job->segment ? job->inner - at : job->segment;
