@@ -224,6 +224,17 @@ def test_scales_that_are_none(exact):
     assert m.scaled(np.int64(2)) == m.scaled(2.0) != m
 
 
+def test_blocks_of_wide_rows_have_more_than_a_few_values_of_each_channel():
+    """Otherwise merging takes most of the time: here 300,000 channels would be merged once for each row."""
+    x = np.arange(8 * 300_000, dtype=np.float32).reshape(8, 300_000)
+    for rows in (x, x[:, 100:], x[:, ::2], x.reshape(8, 150_000, 2)):
+        blocks = [block for place in view.kept(rows, (1,), cached=True).places for block, _ in place]
+        assert all(len(block) == 8 for block in blocks)
+        assert sum(block.size for block in blocks) == rows.size
+        assert all(block.nbytes <= view.PIECE or np.may_share_memory(block, x) for block in blocks)
+        np.testing.assert_array_equal(F.moments(rows, minmax=True).max, rows.max(axis=(0, *range(2, rows.ndim))))
+
+
 def test_no_copy_of_the_whole():
     import tracemalloc
 

@@ -270,10 +270,9 @@ def _places(
     x: Array, dims: list[tuple[bool, int]], weight: Array | None, dtype: Any, cached: bool
 ) -> Iterator[Iterator[tuple[Array, Array | None]]]:
     keeps, lengths = [keep for keep, _ in dims], [n for _, n in dims]
-    plain = _plain(x)
     x = x.reshape(lengths)  # views: only axes that are one in memory have become one
     w = None if weight is None else weight.reshape([n for keep, n in dims if not keep])
-    spans = _spans(keeps, lengths, x, plain, cached)
+    spans = _spans(keeps, lengths, x, cached)
     leading = keeps[: len(spans)]
     inside = [keep for i, keep in enumerate(keeps) if i >= len(spans) or isinstance(spans[i][0], slice)]
     mine = [span if keep else [0] for keep, span in zip(leading, spans, strict=True)]
@@ -292,21 +291,23 @@ def _places(
     return (blocks(place) for place in product(*mine))
 
 
-def _spans(keeps: list[bool], lengths: list[int], x: Array, plain: bool, cached: bool) -> list[list[Any]]:
+def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> list[list[Any]]:
     """Return for each leading axis the indices or slices that cut the array. The axes after these are not cut."""
     piece = PIECE if isinstance(x, ndarray) else DEVICE_PIECE
     size = [int(x.itemsize) * prod(lengths[i:]) for i in range(len(lengths) + 1)]
     whole = [slice(None)]
-    if plain:
+    if plain := _plain(x):
         fits = next(i for i in range(len(lengths) + 1) if _fits(keeps[i:]))
         if fits == 0 and not cached:
             return [whole]
         if fits and size[fits] >= WORTHWHILE and not (cached and size[fits] > piece):
             return [list(range(n)) for n in lengths[:fits]]
     one = size[0] // lengths[1] if len(lengths) > 1 and keeps[1] else piece + 1
-    if not _fits(keeps) and not keeps[0] and one <= piece:  # all values of some channels
-        return [whole, _slices(lengths[1], piece // one)]
-    at = next(i for i in range(len(lengths)) if size[i + 1] <= piece)
+    short = prod(n for keep, n in zip(keeps[1:], lengths[1:], strict=True) if not keep)
+    few = not keeps[0] and max(1, piece // size[1]) < min(lengths[0], 2 * LONG / short)  # merging would take long
+    if not keeps[0] and one <= (piece // 256 if _fits(keeps) else piece) and (not _fits(keeps) or (few and not plain)):
+        return [whole, _slices(lengths[1], piece // one)]  # all values of some channels
+    at = 0 if few and plain and _fits(keeps) else next(i for i in range(len(lengths)) if size[i + 1] <= piece)
     step = max(1, piece // size[at + 1])
     if plain and _fits(keeps[at:]):
         step *= TWICE // PIECE
