@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from bnorm import BatchNormTransformer
+from bnorm import BatchNormTransformer, arrow
 from compare import assert_close, assert_same
 
 pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="these are tables of pyarrow")
@@ -14,6 +14,12 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(1000, 3)) * [1, 10, 1e-3] + [0, 1e5, 5]
 X[::7, 1] = np.nan
 NAMES = ["a", "b", "c"]
+SMALL = arrow.SMALL
+
+
+@pytest.fixture(autouse=True)
+def small_batches_stay_apart(monkeypatch):
+    monkeypatch.setattr(arrow, "SMALL", 0)
 
 
 def table(x=X, **kinds):
@@ -69,6 +75,18 @@ def test_fitting(make, parameters, weight):
     check(t, want)
     assert list(t.feature_names_in_) == NAMES
     check(BatchNormTransformer(**parameters).partial_fit(make()), BatchNormTransformer(**parameters).partial_fit(X))
+
+
+@pytest.mark.parametrize("kinds", [{}, {"a": pa.float32()}], ids=["", "mixed"])
+def test_small_batches_are_joined(kinds, monkeypatch):
+    """Otherwise most of the time would go into what each column of each batch costs."""
+    monkeypatch.setattr(arrow, "SMALL", SMALL)
+    whole = table(**kinds)
+    many = pa.concat_tables([whole.slice(i, 9) for i in range(0, 1000, 9)])
+    assert len(arrow.columns_of("", many).batches) == 1
+    t, want = (BatchNormTransformer(momentum=None).fit(x) for x in (many, whole))
+    assert_same(t.running_var_, want.running_var_)
+    assert_same(t.transform(many), want.transform(whole))
 
 
 @every_table
