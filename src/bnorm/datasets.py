@@ -9,6 +9,7 @@ from numpy import ndarray
 
 from bnorm import arrow, checks, reductions
 from bnorm.iterating import results
+from bnorm.kernels import cpu, view
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments, Tree
 
@@ -129,6 +130,9 @@ def part_of(options: Options, i: int, item: Any) -> Part:
         return Part(*_of_array(who, item, options.axis, weight, options), None)
     if options.axis not in (1, -1):
         raise ValueError(f"{who}: axis: expected 1, that of the columns, for a table, got {options.axis!r}")
+    if weight is None and options.delta is None and not options.exact and columns:
+        if (moments := _of_short(who, columns, options)) is not None:
+            return Part(moments, None, tuple(columns))
     found = [_of_array(f"{who}: column {name!r}", x, (), weight, options) for name, x in columns.items()]
     moments = Moments._beside(m for m, _ in found)
     differences = [d for _, d in found if d is not None]
@@ -168,10 +172,11 @@ def columns_of(who: str, item: Any) -> dict[str, ndarray] | None:
     package = type(item).__module__.partition(".")[0]
     if package in ("pandas", "polars") and hasattr(item, "columns"):
         names = _names(who, item.columns)
-        return {name: _numbers(who, name, item[given]) for name, given in zip(names, item.columns, strict=True)}
+        given = (column for _, column in item.items()) if package == "pandas" else item.iter_columns()
+        return {name: _numbers(who, name, column) for name, column in zip(names, given, strict=True)}
     if isinstance(item, dict):
-        given = zip(_names(who, item), item.values(), strict=True)
-        columns = {name: checks.real(f"{who}: column {name!r}", "x", values) for name, values in given}
+        named = zip(_names(who, item), item.values(), strict=True)
+        columns = {name: checks.real(f"{who}: column {name!r}", "x", values) for name, values in named}
         shapes = {column.shape for column in columns.values()}
         if len(shapes) != 1 or len(shapes.pop()) != 1:
             found = {name: column.shape for name, column in columns.items()}
@@ -193,8 +198,9 @@ def _names(who: str, given: Iterable[Any]) -> list[str]:
 
 def _joined(column: Any) -> ndarray:
     """Return a column of an Arrow table; integers stay integers, which may be larger than float64 holds."""
-    chunks = [arrow.numbers(chunk) for chunk in column.chunks if len(chunk)]
-    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks or [np.empty(0)])
+    if not len(column):
+        return np.empty(0)
+    return arrow.numbers(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
 
 def _numbers(who: str, name: str, column: Any) -> ndarray:
@@ -214,6 +220,18 @@ def _of_array(who: str, x: Any, axis: Any, weight: Any, options: Options) -> tup
     _, skipna, exact, minmax, delta = options
     m = reductions.moments(who, x, axis, weight, skipna, exact, minmax)
     return m, None if delta is None else _differences(who, x, axis, weight, options, delta)
+
+
+def _of_short(who: str, columns: dict[str, ndarray], options: Options) -> Moments | None:
+    """Return the moments of short columns by the kernels alone, as everything around them would take most of the time.
+    The bits are those of `reductions.moments`. None if a column is long."""
+    given = [checks.array(f"{who}: column {name!r}", x, integers=True) for name, x in columns.items()]
+    if any(type(x) is not ndarray or x.nbytes > view.PIECE for x in given):
+        return None
+    blocks = [view.dense(x, x.dtype.newbyteorder("=")).reshape(-1, 1) for x in given]
+    moments = Moments._from_parts(np.concatenate([cpu.moments(x, None, options.skipna) for x in blocks], axis=1))
+    ends = [cpu.extremes(x, None, options.skipna) for x in blocks] if options.minmax else None
+    return moments._of((len(blocks),), None if ends is None else np.concatenate(ends, axis=1))
 
 
 def _differences(who: str, x: Any, axis: Any, weight: Any, options: Options, delta: int) -> Moments:

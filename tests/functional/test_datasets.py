@@ -93,6 +93,15 @@ def test_tables_of_every_kind():
         assert got == want, name
 
 
+@pytest.mark.parametrize("options", [{}, {"skipna": True}, {"minmax": True}, {"minmax": True, "skipna": True}])
+def test_short_columns_have_the_bits_of_arrays(options):
+    x = np.random.default_rng(1).standard_normal((1000, 3)) + 1e3
+    x[7, 1] = np.nan
+    for columns in (x.T, x.T.astype(np.float32), x.T[:, :0], x.T.astype(">f8"), (np.nan_to_num(x.T) * 9).astype(int)):
+        m = dataset_moments([dict(zip("abc", columns, strict=True))], **options)
+        assert m == Moments._beside(F.moments(column, axis=(), **options) for column in columns)
+
+
 @pytest.mark.parametrize("package", ["pandas.DataFrame", "polars.DataFrame", "pyarrow.table"])
 def test_a_table_is_no_iterable_of_tables(package):
     library, _, kind = package.partition(".")
