@@ -278,9 +278,10 @@ def test_not_finite_flows_in_if_asked(momentum):
     ("before", "x", "options", "after"),
     [
         (np.nan, batch(), {"momentum": 1.0, "nonfinite": "propagate"}, batch().mean(0)),
+        (1e10, batch(), {"momentum": 1.0}, batch().mean(0)),
         (1.5e308, np.full((2, C), -1.5e308), {"momentum": 0.5}, np.zeros(C)),
     ],
-    ids=["it replaces NaN", "the way overflows"],
+    ids=["it replaces NaN", "it replaces a large one", "the way overflows"],
 )
 def test_an_average_moves_by_one_rule(before, x, options, after):
     """In the loop for the usual case as where a batch is several micro-batches, or spread over ranks."""
@@ -293,6 +294,14 @@ def test_an_average_moves_by_one_rule(before, x, options, after):
     assert_close(bn.running_mean[1:], after[1:], 1e-14 * 10)
     assert bn.num_batches_skipped == 0
     assert held(bn) == held(pooled)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_momentum_of_one_keeps_the_digits_of_a_small_variance(dtype):
+    x = batch() * 1e-10
+    bn = bnorm.BatchNorm1d(C, momentum=1.0, dtype=dtype)
+    bn(x)
+    assert_close(bn.running_var, x.var(0), 4 * np.finfo(dtype).eps * x.var(0))
 
 
 @pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])

@@ -78,6 +78,14 @@ def test_after_a_fit_the_next_batch_weighs_momentum():
     assert t.n_samples_seen_ == 100
 
 
+def test_with_a_momentum_of_one_only_the_newest_batch_counts():
+    x = table(100) * 1e-6
+    alone = BatchNormTransformer().fit(x)
+    t = BatchNormTransformer(momentum=1.0).fit(1e9 + table(60)).partial_fit(x)
+    np.testing.assert_array_equal(t.mean_, alone.mean_)
+    np.testing.assert_allclose(t.var_, alone.var_, rtol=1e-15)
+
+
 def test_after_a_fit_a_new_feature_begins_fully():
     x = table(100)
     first, second = x[:60].copy(), x[60:]

@@ -221,11 +221,12 @@ BN_INLINE double bn_most(double v)
     return v == BN_INFINITY ? 1.7976931348623157e308 : v;
 }
 
-/* Return a moved by a share of the way to b, even if b - a overflows, or a or b is infinite. */
+/* Return a moved by a share of the way to b, even if b - a overflows, or a or b is infinite. All of the way is b itself:
+ * a + (b - a) would have no digits of a b that is much smaller than a. */
 BN_INLINE double bn_toward(double a, double b, double share)
 {
     const double v = a + share * (b - a);
-    return bn_finite(v) ? v : share == 1.0 ? b : (1.0 - share) * a + share * b;
+    return share == 1.0 ? b : bn_finite(v) ? v : (1.0 - share) * a + share * b;
 }
 
 BN_INLINE bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)

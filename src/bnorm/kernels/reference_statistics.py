@@ -187,9 +187,9 @@ def _average(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> 
 
 
 def _toward(a: Array, b: Array, share: Array) -> Array:
-    """Return a moved by a share of the way to b, even where b - a overflows."""
+    """Return a moved by a share of the way to b, even where b - a overflows; b itself if the share is 1."""
     near = a + share * (b - a)
-    return np.where(np.isfinite(near), near, np.where(share == 1, b, (1 - share) * a + share * b))
+    return np.where(share == 1, b, np.where(np.isfinite(near), near, (1 - share) * a + share * b))
 
 
 def _pool(s: Any, b: Any, momentum: float, halflife: float, divisor: Any) -> dict[str, Array]:

@@ -159,7 +159,7 @@ cdef Py_ssize_t move_by_stats(
 ) noexcept nogil:
     """Update by the statistics of a batch, as `forward` returns them. Return the number of skipped channels."""
     cdef Py_ssize_t bad = 0
-    if count > 0.0 and not test and not counts(target):
+    if count > 0.0 and not test and not counts(target) and target.rule.momentum != 1.0:  # 1 replaces: see bn_toward
         bad = average(target, stats, count, rows, n)
     elif count > 0.0:
         bad = move_some(target, stats, count, rows, n, 0, n, test)
