@@ -344,6 +344,26 @@ def test_merge_of_streams_that_end_together(ddof):
     np.testing.assert_allclose(t.var_, (fade[:, None] * (both - mean) ** 2).sum(axis=0) / divisor, rtol=1e-12)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("parameters", [{"momentum": None}, {"halflife": "1s"}, {"halflife": "1s", "ddof": 1}])
+def test_values_far_away_that_weigh_nothing_any_more_cost_no_digits(parameters, merged):
+    x, age = np.r_[1e6 + table(60), 1e-3 * table(60)], np.r_[:60, :60][::-1] + np.repeat([60.0, 0.0], 60)
+    by_time = "halflife" in parameters
+    fade = np.longdouble(0.5) ** age
+    far, near = (
+        {"X": x[half]} | ({"times": -age[half]} if by_time else {"sample_weight": fade[half].astype(float)})
+        for half in (slice(60), slice(60, None))
+    )
+    t = BatchNormTransformer(**parameters).partial_fit(**far)
+    if merged:
+        t.merge(BatchNormTransformer(**parameters).partial_fit(**near))
+    else:
+        t.partial_fit(**near)
+    mean = (fade[:, None] * x).sum(axis=0) / fade.sum()
+    std = np.sqrt((fade[:, None] * (x - mean) ** 2).sum(axis=0) / fade.sum())
+    assert (np.abs(t.mean_ - mean) <= 1e-12 * std).all()
+
+
 def test_merge_keeps_gamma_and_the_arrays():
     t, u = (BatchNormTransformer(momentum=None).fit(table(10, seed=seed)) for seed in (1, 2))
     t.gamma_ = [1, 2, 3]

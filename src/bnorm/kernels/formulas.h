@@ -248,18 +248,25 @@ BN_INLINE bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values. */
+/* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values.
+ *
+ * The lighter part is added to the heavier one. Otherwise the mean would be rounded by a part of the difference of the
+ * means that need not be small beside the standard deviation: earlier values may be far away, and have faded. */
 BN_INLINE bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
-    double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
-    double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
-    s.pairs = bn_most(s.pairs + (b.pairs + 2.0 * n * b.count));
-    bn_merge(&n, &mean, &m2, &low, b.count, b.mean, b.m2, b.low);
-    divisor = bn_divisor(r, n, s.pairs);
-    s.mean = mean + low;
-    s.low = (mean - s.mean) + low;
-    s.var = divisor > 0.0 ? m2 / divisor : s.var;
-    s.weight = n;
+    const double own = s.weight, mean = own == 0.0 ? 0.0 : s.mean, low = own == 0.0 ? 0.0 : s.low;
+    const double m2 = own == 0.0 ? 0.0 : s.var * bn_divisor(r, own, s.pairs);
+    const int first = (b.count > own) & (own > 0.0);
+    double n0 = first ? b.count : own, mean0 = first ? b.mean : mean;
+    double m20 = first ? b.m2 : m2, low0 = first ? b.low : low, divisor;
+    bn_merge(&n0, &mean0, &m20, &low0, first ? own : b.count, first ? mean : b.mean, first ? m2 : b.m2,
+             first ? low : b.low);
+    s.pairs = bn_most(s.pairs + (b.pairs + 2.0 * own * b.count));
+    divisor = bn_divisor(r, n0, s.pairs);
+    s.mean = mean0 + low0;
+    s.low = (mean0 - s.mean) + low0;
+    s.var = divisor > 0.0 ? m20 / divisor : s.var;
+    s.weight = n0;
     return s;
 }
 
