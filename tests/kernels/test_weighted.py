@@ -120,6 +120,21 @@ def test_light_values_far_away_cost_no_digit(shape, dtype):
     assert_close(found[2], m2, 1e-13 * m2, shape=shape)
 
 
+@pytest.mark.parametrize("n", [100, 500, 1000, 2000, 5000])
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
+def test_equal_terms_are_not_all_rounded_the_same_way(n, weight):
+    """A run of k additions of equal terms may be wrong by k / 4 last places: k is 8 for weights, and 32 for values."""
+    w = np.full((1, n), weight)
+    x = np.random.default_rng(n).choice([-1.7, 1.7], (1, 3, n))  # 16 running sums a plane
+    count, mean, m2, low = cpu.moments(x, w)
+    exact = n * np.longdouble(weight)
+    center = (x.astype(np.longdouble)).mean(axis=(0, 2))
+    eps = np.finfo(np.float64).eps
+    assert_close(count, np.full(3, exact), 2 * eps * exact)
+    assert_close(mean + low, center, 8 * eps * 1.7)
+    assert_close(m2, weight * ((x - center[None, :, None]) ** 2).sum(axis=(0, 2)), 16 * eps * m2)
+
+
 @every_shape
 def test_all_channels_have_the_count_of_the_forward(shape):
     """Some of them add up the weights, and others take that sum; those of a mask are exact."""

@@ -29,6 +29,13 @@ cdef double weight_of(const void* weight, int weighs, Py_ssize_t n, int* negativ
     return weight_of_fold(weight, weighs, n, negative)
 
 
+cdef double halved_sum(const double* w, Py_ssize_t n) noexcept nogil:
+    """Return the sum of up to LANES weights, or of more in halves: in one run of additions, equal weights would all be
+    rounded the same way."""
+    cdef Py_ssize_t half = max(<Py_ssize_t>LANES, n // (2 * LANES) * LANES)
+    return lane_sum(w, n) if n <= LANES else halved_sum(w, half) + halved_sum(w + half, n - half)
+
+
 cdef double weight_of_fold(const void* weight, int weighs, Py_ssize_t n, int* negative) noexcept nogil:
     """The same for less than 2 * FOLD weights."""
     cdef double[2 * FOLD] near
@@ -40,7 +47,7 @@ cdef double weight_of_fold(const void* weight, int weighs, Py_ssize_t n, int* ne
         for j in range(n):
             found |= w[j] < 0.0
         negative[0] |= found
-        return lane_sum(w, n)
+        return halved_sum(w, n)
     for j in range(LANES):
         low[j] = lesser(lesser(lesser(w[j], w[LANES + j]), lesser(w[2 * LANES + j], w[3 * LANES + j])),
                         lesser(lesser(w[4 * LANES + j], w[5 * LANES + j]), lesser(w[6 * LANES + j], w[7 * LANES + j])))

@@ -12,7 +12,7 @@ cdef enum:
     SPREAD = 48     # columns of float32: weights are copied to the columns of shorter rows,
     SPREAD_EVEN = 32    # but not from this many on if they fill vectors,
     SPREAD_WIDE = 24    # nor from this many on if they are of float64
-    PART = 1024     # most values of a plane whose 8 sums begin anew
+    PART = 512      # most values of a plane whose sums begin anew
 
 
 cdef inline void two(double x0, double w0, double x1, double w1, double m, double* sum, double* square) noexcept nogil:

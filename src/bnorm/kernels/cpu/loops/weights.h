@@ -303,37 +303,41 @@ BN_INLINE void OF(bn_plane_vector)(const real *x, int single, const void *w, ptr
 #endif
 
 /* Adds sum w (x - m) and sum w (x - m)^2 of a plane of n values to 8 parts of each. A value of weight 0 does not enter,
- * even if it is NaN. Weights are float32 (`single`) or float64. */
+ * even if it is NaN. Weights are float32 (`single`) or float64. There are 16 running sums of each, as terms that are all
+ * equal would be rounded the same way in each addition. */
 BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, const void *w, double m, double *sum,
                                      double *square)
 {
+    enum { RUNNING = 16 };
     ptrdiff_t i = 0;
 #if BN_SIDE > 1
-    bn_doubles s[8 / BN_SIDE] = {{0}}, q[8 / BN_SIDE] = {{0}}, center;
+    bn_doubles s[RUNNING / BN_SIDE] = {{0}}, q[RUNNING / BN_SIDE] = {{0}}, center;
     for (int j = 0; j < BN_SIDE; j++)
         center[j] = m;
-    for (; i + 8 <= n; i += 8)
+    for (; i + RUNNING <= n; i += RUNNING)
         BN_UNROLLED
-        for (int v = 0; v < 8 / BN_SIDE; v++)
+        for (int v = 0; v < RUNNING / BN_SIDE; v++)
             OF(bn_plane_vector)(x, single, w, i + v * BN_SIDE, BN_SIDE, center, &s[v], &q[v]);
     BN_UNROLLED
-    for (int v = 0; v < 8 / BN_SIDE; v++, i += BN_SIDE) {
+    for (int v = 0; v < RUNNING / BN_SIDE; v++, i += BN_SIDE)
         if (i < n)
             OF(bn_plane_vector)(x, single, w, i, n - i, center, &s[v], &q[v]);
-        bn_put(sum + v * BN_SIDE, bn_take_double(sum + v * BN_SIDE) + s[v]);
-        bn_put(square + v * BN_SIDE, bn_take_double(square + v * BN_SIDE) + q[v]);
+    BN_UNROLLED
+    for (int v = 0; v < 8 / BN_SIDE; v++) {
+        bn_put(sum + v * BN_SIDE, bn_take_double(sum + v * BN_SIDE) + (s[v] + s[v + 8 / BN_SIDE]));
+        bn_put(square + v * BN_SIDE, bn_take_double(square + v * BN_SIDE) + (q[v] + q[v + 8 / BN_SIDE]));
     }
 #else
-    double s[8] = {0}, q[8] = {0};
+    double s[RUNNING] = {0}, q[RUNNING] = {0};
     for (; i < n; i++) {
         const double weight = single ? (double)((const float *)w)[i] : ((const double *)w)[i];
         const double d = weight != 0.0 ? (double)x[i] - m : 0.0, p = weight * d;
-        s[i % 8] += p;
-        q[i % 8] += p * d;
+        s[i % RUNNING] += p;
+        q[i % RUNNING] += p * d;
     }
     for (int j = 0; j < 8; j++) {
-        sum[j] += s[j];
-        square[j] += q[j];
+        sum[j] += s[j] + s[j + 8];
+        square[j] += q[j] + q[j + 8];
     }
 #endif
 }
