@@ -22,7 +22,8 @@ NOT_IN_MEMORY = {
 }
 
 
-# A table whose batches have fewer rows on average is joined first: the copy takes less time than so many calls.
+# A table whose batches have fewer rows on average is joined first: the copy takes less time than so many calls. If it
+# has fewer altogether, and its columns are floats of one type, it is copied to an array.
 SMALL = 4096
 
 
@@ -236,6 +237,18 @@ def columns_of(who: str, table: Any) -> Columns:
     if len(batches) > 1 and table.num_rows < SMALL * len(batches):
         batches = table.combine_chunks().to_batches()
     return of_arrays(batch.columns for batch in batches if batch.num_rows)
+
+
+def short(table: Any) -> ndarray | None:
+    """Return a short table of floats of one type as a Fortran-ordered array: to look at each column would take longer.
+    None for any other table."""
+    import pyarrow as pa
+
+    if not 0 < table.num_rows < SMALL or set(table.schema.types) not in ({pa.float64()}, {pa.float32()}):
+        return None
+    (batch,) = table.combine_chunks().to_batches()
+    x: ndarray = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
+    return x
 
 
 def of_arrays(batches: Iterable[Sequence[Any]]) -> Columns:

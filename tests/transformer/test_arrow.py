@@ -17,9 +17,9 @@ NAMES = ["a", "b", "c"]
 SMALL = arrow.SMALL
 
 
-@pytest.fixture(autouse=True)
-def small_batches_stay_apart(monkeypatch):
-    monkeypatch.setattr(arrow, "SMALL", 0)
+@pytest.fixture(autouse=True, params=[0, SMALL], ids=["in place", "copied"])
+def small(monkeypatch, request):
+    monkeypatch.setattr(arrow, "SMALL", request.param)
 
 
 def table(x=X, **kinds):
@@ -77,10 +77,20 @@ def test_fitting(make, parameters, weight):
     check(BatchNormTransformer(**parameters).partial_fit(make()), BatchNormTransformer(**parameters).partial_fit(X))
 
 
+@pytest.mark.parametrize("small", [SMALL], indirect=True)
+def test_short_tables_are_copied():
+    for make in (table, chunks, uneven, polars):
+        x = arrow.short(arrow.table_of("", make()))
+        assert_same(x, X)
+        assert x.flags.f_contiguous and x.flags.writeable
+    assert arrow.short(table(X[:0])) is arrow.short(table(a=pa.float32())) is arrow.short(table().select([])) is None
+    assert arrow.short(pa.table({"a": np.ones(SMALL)})) is None
+
+
+@pytest.mark.parametrize("small", [SMALL], indirect=True)
 @pytest.mark.parametrize("kinds", [{}, {"a": pa.float32()}], ids=["", "mixed"])
-def test_small_batches_are_joined(kinds, monkeypatch):
+def test_small_batches_are_joined(kinds):
     """Otherwise most of the time would go into what each column of each batch costs."""
-    monkeypatch.setattr(arrow, "SMALL", SMALL)
     whole = table(**kinds)
     many = pa.concat_tables([whole.slice(i, 9) for i in range(0, 1000, 9)])
     assert len(arrow.columns_of("", many).batches) == 1

@@ -96,14 +96,15 @@ def aside(estimator: Any) -> Any:
     return found
 
 
-def columns(estimator: Any, X: Any, reset: bool) -> InColumns | None:
+def columns(estimator: Any, X: Any, reset: bool) -> Dense | None:
     """A pyarrow RecordBatch or Table, or a polars DataFrame, as a table; None for any other X."""
     table = arrow.table_of(WHO, X)
     if table is None:
         return None
     if reset or not named(estimator, table.column_names):
         validate_data(estimator, table, reset=reset, skip_check_array=True)
-    return InColumns(arrow.columns_of(WHO, table))
+    x = arrow.short(table)
+    return InColumns(arrow.columns_of(WHO, table)) if x is None else Dense(x)
 
 
 def table_of(validate: partial[Any], X: Any, kind: type, writeable: bool = False, integers: bool = True) -> Table:
