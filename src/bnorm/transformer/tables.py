@@ -217,6 +217,9 @@ def _faded(x: ndarray, weight: ndarray | None, clock: Clock, ddof: int) -> Faded
         parts, seen = whole(x[near], w), _seen(x, weight, near.start)
     else:
         seen = np.zeros(x.shape[1], like=x) + (n if weight is None else weight.sum())
+        if weight is None and not ddof:  # all values are there, and those of the last row weigh 1
+            none = np.zeros(seen.shape, like=seen)
+            return Faded(parts, seen, none, none, 0)
     last = np.zeros(seen.shape, like=seen)
     lost = moved((parts[0] < 2.0**-SHALLOW) & (seen > 0), ndarray)
     if weight is not None:
@@ -247,8 +250,7 @@ def _unit(weight: ndarray | None) -> Any:
 def _complete(x: ndarray, w: ndarray, weight: ndarray | None) -> ndarray | None:
     """Return moments of rows of weight w; None if a value is missing, or may be in a row that has no weight left."""
     parts = whole(x, w, skipna=False)
-    with np.errstate(all="ignore"):
-        some: list[Any] = [_dot(parts[1], parts[2])]
+    some: list[Any] = [_dot(parts[1], parts[2])]
     if weight is not None:
         some.append(np.count_nonzero(weight) - np.count_nonzero(w))
     shown, *gone = BACKENDS[type(parts)].numbers(*some)
