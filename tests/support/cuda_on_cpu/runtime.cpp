@@ -425,10 +425,6 @@ void* cluster_map(const void* at, unsigned rank, Site site) {
     }
   fail(site, "%p is in no shared array of this block", at);
 }
-unsigned cluster_rank() {
-  const auto& all = block->cluster->blocks;
-  return (unsigned)(std::find(all.begin(), all.end(), block) - all.begin());
-}
 
 }  // namespace emu
 

@@ -16,9 +16,7 @@
 
 #define __global__
 #define __device__
-#define __host__
 #define __constant__ static
-#define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
@@ -35,21 +33,9 @@ struct dim3 {
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Vectors of two and four, aligned as CUDA aligns them.
-#define BN_VECTOR(T, name)                                                           \
-  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                                 \
-  struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; }; \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                         \
-  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-BN_VECTOR(short, short)
-BN_VECTOR(unsigned short, ushort)
-BN_VECTOR(int, int)
-BN_VECTOR(unsigned, uint)
-BN_VECTOR(long long, longlong)
-BN_VECTOR(unsigned long long, ulonglong)
-BN_VECTOR(float, float)
-BN_VECTOR(double, double)
-#undef BN_VECTOR
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 // What runtime.cpp does ----------------------------------------------------------------------------------------------
 
@@ -88,7 +74,6 @@ void copies_wait(int groups, Site site);
 void cluster_arrive(bool orders, Site site);
 void cluster_wait(Site site);
 void* cluster_map(const void* at, unsigned rank, Site site);
-unsigned cluster_rank();
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 template <class T>
@@ -104,7 +89,6 @@ using given = typename Given<T>::type;  // a parameter that has no say in what T
 #define blockIdx (::emu::block_index)
 #define blockDim (::emu::block_size)
 #define gridDim (::emu::grid_size)
-constexpr int warpSize = 32;
 
 namespace emu {
 
@@ -185,7 +169,6 @@ inline void __cluster_barrier_wait(BN_HERE) { emu::cluster_wait(site); }
 inline void* __cluster_map_shared_rank(const void* at, unsigned rank, BN_HERE) {
   return emu::cluster_map(at, rank, site);
 }
-inline unsigned __clusterRelativeBlockRank() { return emu::cluster_rank(); }
 
 #include "messages.h"
 
@@ -202,18 +185,14 @@ inline void __copy_wait(int groups, BN_HERE) { emu::copies_wait(groups, site); }
 // Memory between blocks ----------------------------------------------------------------------------------------------
 
 inline void __threadfence(BN_HERE) { emu::fence(site); }
-inline void __threadfence_system(BN_HERE) { emu::fence(site); }
-inline void __threadfence_block() {}
 inline void __nanosleep(unsigned, BN_HERE) { emu::yield("__nanosleep", site); }
 
 // One fiber runs at a time, so that plain arithmetic is atomic; races.cpp shall not take it for ordinary loads and
 // stores. Sums of floating-point numbers are left out on purpose: in an order that luck decides, two runs give
 // different bits.
-#define BN_ATOMICALLY \
-  template <class T>  \
-  __attribute__((noinline, no_sanitize("thread")))
 #define BN_ATOMIC(name, expression)                                                         \
-  BN_ATOMICALLY T name(T* p, emu::given<T> v, BN_HERE) {                                    \
+  template <class T>                                                                        \
+  __attribute__((noinline, no_sanitize("thread"))) T name(T* p, emu::given<T> v, BN_HERE) { \
     static_assert(std::is_integral_v<T>, #name " of integers only: others depend on luck"); \
     emu::atomic(#name, p, sizeof(T), site, __builtin_return_address(0));                    \
     const T old = *p;                                                                       \
@@ -222,48 +201,21 @@ inline void __nanosleep(unsigned, BN_HERE) { emu::yield("__nanosleep", site); }
     return old;                                                                             \
   }
 BN_ATOMIC(atomicAdd, (T)((unsigned long long)old + (unsigned long long)v))
-BN_ATOMIC(atomicSub, (T)((unsigned long long)old - (unsigned long long)v))
-BN_ATOMIC(atomicMin, v < old ? v : old)
 BN_ATOMIC(atomicMax, v > old ? v : old)
-BN_ATOMIC(atomicAnd, old& v)
 BN_ATOMIC(atomicOr, old | v)
-BN_ATOMIC(atomicXor, old ^ v)
 BN_ATOMIC(atomicExch, v)
 BN_ATOMIC(atomicInc, old >= v ? 0 : old + 1)
-BN_ATOMIC(atomicDec, old == 0 || old > v ? v : old - 1)
 #undef BN_ATOMIC
-BN_ATOMICALLY T atomicCAS(T* p, emu::given<T> expected, emu::given<T> v, BN_HERE) {
-  emu::atomic("atomicCAS", p, sizeof(T), site, __builtin_return_address(0));
-  const T old = *p;
-  if (old == expected) *p = v;
-  emu::pause("atomicCAS", site);
-  return old;
-}
-#undef BN_ATOMICALLY
 
-// Hints about caches.
-#define BN_LOAD(name)  \
-  template <class T>   \
-  T name(const T* p) { \
-    return *p;         \
-  }
-#define BN_STORE(name)               \
-  template <class T>                 \
-  void name(T* p, emu::given<T> v) { \
-    *p = v;                          \
-  }
-BN_LOAD(__ldg)
-BN_LOAD(__ldca)
-BN_LOAD(__ldcg)
-BN_LOAD(__ldcs)
-BN_LOAD(__ldlu)
-BN_LOAD(__ldcv)
-BN_STORE(__stwb)
-BN_STORE(__stcg)
-BN_STORE(__stcs)
-BN_STORE(__stwt)
-#undef BN_LOAD
-#undef BN_STORE
+// Loads with hints about caches.
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
 
 // Arithmetic ---------------------------------------------------------------------------------------------------------
 
@@ -280,58 +232,14 @@ To bits(From from) {
 }  // namespace emu
 
 inline unsigned __float_as_uint(float x) { return emu::bits<unsigned>(x); }
-inline int __float_as_int(float x) { return emu::bits<int>(x); }
 inline float __uint_as_float(unsigned x) { return emu::bits<float>(x); }
-inline float __int_as_float(int x) { return emu::bits<float>(x); }
 inline long long __double_as_longlong(double x) { return emu::bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return emu::bits<double>(x); }
 inline int __double2hiint(double x) { return (int)(emu::bits<uint64_t>(x) >> 32); }
-inline int __double2loint(double x) { return (int)emu::bits<uint64_t>(x); }
-inline double __hiloint2double(int high, int low) {
-  return emu::bits<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
-}
 
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline float __fsqrt_rn(float a) { return sqrtf(a); }
-inline float __frcp_rn(float a) { return 1.0f / a; }
-inline float __fdividef(float a, float b) { return a / b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __dsub_rn(double a, double b) { return a - b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
-inline double __dsqrt_rn(double a) { return sqrt(a); }
-inline double __drcp_rn(double a) { return 1.0 / a; }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  return (unsigned long long)((unsigned __int128)a * b >> 64);
-}
-
-template <class A, class B>
-constexpr std::common_type_t<A, B> min(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  return (T)b < (T)a ? (T)b : (T)a;
-}
-template <class A, class B>
-constexpr std::common_type_t<A, B> max(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  return (T)a < (T)b ? (T)b : (T)a;
-}
 
 inline void __trap(BN_HERE) { emu::fail(site, "__trap"); }
-inline void __builtin_assume(bool) {}
 
 // Calls by arrays of pointers to the arguments, as cuLaunchKernel makes them ------------------------------------------
 
