@@ -16,20 +16,21 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bnorm.kernels.activation import IDENTITY, KINDS, RELU
-from bnorm.kernels.gpu import kernel_names, launching, plans, row_plans
+from bnorm.kernels.gpu import launching, plans
 
+from . import gpu_names
 from .gpu import need_device
 from .machine import cores
 
 MOST = 16  # processes: each has a context on the device, of some hundred megabytes
 MAKERS = {
-    "channels": kernel_names.channel_kernels,
-    "clusters": kernel_names.cluster_kernels,
-    "planes": kernel_names.plane_kernels,
-    "rows": row_plans.row_kernels,
-    "rows_weighted": row_plans.weighted_kernels,
-    "row_channels": row_plans.row_channel_kernels,
-    "exact": lambda dtype, kinds: kernel_names.exact_kernels(dtype),
+    "channels": gpu_names.channel_kernels,
+    "clusters": gpu_names.cluster_kernels,
+    "planes": gpu_names.plane_kernels,
+    "rows": gpu_names.row_kernels,
+    "rows_weighted": gpu_names.weighted_kernels,
+    "row_channels": gpu_names.row_channel_kernels,
+    "exact": lambda dtype, kinds: gpu_names.exact_kernels(dtype),
 }
 FIRST = IDENTITY.kind, RELU.kind  # most calls have no activation, and most of the others have ReLU
 
@@ -37,7 +38,7 @@ FIRST = IDENTITY.kind, RELU.kind  # most calls have no activation, and most of t
 def instances(family: str, dtypes: Iterable[str] = plans.ITEMSIZE, kinds: Iterable[int] = KINDS) -> list[str]:
     """Return the names of all kernels of a family that plans may ask for, each once."""
     names = [name for dtype in dtypes for name in MAKERS[family](dtype, kinds)] if family in MAKERS else []
-    return list(dict.fromkeys([*names, *kernel_names.per_channel_kernels(family)]))
+    return list(dict.fromkeys([*names, *gpu_names.per_channel_kernels(family)]))
 
 
 def items(with_clusters: bool) -> list[tuple[str, str]]:

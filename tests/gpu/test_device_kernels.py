@@ -18,7 +18,8 @@ import child
 import gpu_sweep
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
-from bnorm.kernels.gpu import launching, row_plans
+from bnorm.kernels.gpu import launching
+from bnorm.kernels.gpu.shapes import vectors_of
 from compare import assert_close, assert_same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
@@ -73,7 +74,7 @@ def test_every_instance(cupy, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_exact_sums(cupy, dtype):
     """Every instance, with any bits at all: the integers of the processor."""
-    for v in row_plans.vectors_of(dtype):  # odd multiples, so that no larger vector divides
+    for v in vectors_of(dtype):  # odd multiples, so that no larger vector divides
         for shape in ((3000, 1024 + v), (16, 3, 20001 * v)):
             x = drawn(cupy, shape, dtype, 0)
             x[:7] = (

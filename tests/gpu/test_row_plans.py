@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from bnorm.kernels.gpu.jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE
+from bnorm.kernels.gpu.shapes import vectors_of
 from emulated.launches import fields, parameters
 from plan_checks import DTYPES, LIKE_H100, LIMITS, SIZES, SMALL, check_groups, check_workspace, many, positions
 
@@ -223,7 +224,7 @@ def test_gamma_and_beta_are_kept_where_two_blocks_share_a_processor():
     assert kept(backward, 8192, GAMMA_AND_BETA, params=True, kind=RELU.kind) == GAMMA_AND_BETA
     assert kept(backward, 16384, GAMMA_AND_BETA, params=True, kind=RELU.kind) == NO_AFFINE
     (text,) = re.findall(r"constexpr int ZEROS = (\d+);", launching.source("rows"))
-    assert int(text) == row_plans.ZEROS >= max(map(max, map(row_plans.vectors_of, plans.ITEMSIZE)))
+    assert int(text) == row_plans.ZEROS >= max(map(max, map(vectors_of, plans.ITEMSIZE)))
 
 
 def test_a_block_alone_keeps_gamma_and_beta_first_and_then_the_row_of_a_forward():

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.gpu import planes, plans, row_plans
-from bnorm.kernels.gpu.shapes import SHORT_RUN
+from bnorm.kernels.gpu.shapes import SHORT_RUN, vectors_of
 
 FAMILIES = ("channels", "clusters", "planes", "rows", "rows_weighted", "row_channels")
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.25), SILU, GELU)
@@ -29,7 +29,7 @@ def odd(number):
 
 def cases(dtype):
     itemsize = plans.ITEMSIZE[dtype]
-    for v in row_plans.vectors_of(dtype):  # odd multiples, so that no larger vector divides
+    for v in vectors_of(dtype):  # odd multiples, so that no larger vector divides
         yield Case("channels", (16, 1024 + v))
         for size in MEETING:
             yield Case("channels", (size // itemsize // 1024, 1024 + v))

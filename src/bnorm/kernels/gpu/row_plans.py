@@ -8,12 +8,11 @@ a row have the same bits in any batch, at any place in it, and on any device. Th
 are divided among the blocks that a device runs at a time, so their bits depend on the device.
 """
 
-from collections.abc import Iterable
 from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
-from ..activation import IDENTITY, KINDS
+from ..activation import IDENTITY
 from .bunches import Bunches, bunches
 from .jobs import GAMMA_ALONE, GAMMA_AND_BETA, NO_AFFINE, NO_PARAMS, PER_CHANNEL, PER_COLUMN, ROW_JOB
 from .limits import STATIC_SHARED, TWO_PER_PROCESSOR, Limits, half_of, two_per_processor
@@ -24,13 +23,11 @@ from .shapes import (
     SHORT_RUN,
     THREADS,
     VECTOR_BYTES,
-    Shape,
     blocks_each,
     cdiv,
     channel_runs,
     cut,
     rows_of_channels,
-    vectors_of,
 )
 
 HELD = (3, 4, 5)  # a thread may hold this many full vectors; there is a kernel for each number, so that few lanes idle
@@ -340,37 +337,3 @@ def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) 
     geometry = ROW_JOB.place(rows=many, size=size, inner=max(positions, 1), groups=max(groups, 1), channels=channels)
     kernel = f"{name}<{NAMES[dtype]}, {kind}>"
     return Plan((Launch("rows_weighted", kernel, (max(1, many), 1), (THREADS,), 0, geometry, True),), 0, 0)
-
-
-def weighted_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Return every name of the family "rows_weighted"."""
-    return [f"rows_weighted_{way}<{NAMES[dtype]}, {kind}>" for way in ("forward", "backward") for kind in kinds]
-
-
-def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Return every name of the family "rows" that plans may ask for, for one type of elements."""
-    names = ["rows_params"]
-    for vector in vectors_of(dtype):
-        held, more = steps_of(vector, dtype)
-        forwards = [(steps, wide) for steps in held for wide in (OF_A_WARP, OF_WARPS)]
-        forwards += [(steps, OF_WARPS) for steps in (*more, 0)] + [(0, BROAD)]
-        longest = [sharing(Row(vector, steps, OF_WARPS, THREADS)) for steps in (*held, *more)]
-        bytes_each = 2 * vector * max(ITEMSIZE[dtype], 4)
-        forwards += [row[1:3] for row in longest if THREADS * row.steps * bytes_each >= SHARED_AFFINE]
-        ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL)
-        backwards = [(steps, wide, way) for steps in held for wide in (OF_A_WARP, OF_WARPS, BROAD) for way in ways]
-        backwards += [(0, wide, way) for wide in (OF_WARPS, BROAD) for way in (NO_PARAMS, PER_CHANNEL)]
-        for kind in kinds:
-            for steps, wide in forwards:
-                names.append(Row(vector, steps, wide, WARP).kernel("rows_forward", dtype, kind))
-            for steps, wide, way in backwards:
-                names.append(Row(vector, steps, wide, WARP).kernel("rows_backward", dtype, kind, way))
-    return names
-
-
-def row_channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Return those of the family "row_channels"."""
-    shapes: list[Shape] = []
-    for vector in vectors_of(dtype):
-        shapes += [rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)]
-    return [shape.kernel("row_channels", dtype, kind) for shape in shapes for kind in kinds]

@@ -1,20 +1,41 @@
-"""The names of the batch norm kernels that plans may ask for, to compile them in advance or for other devices."""
+"""The names of the kernels that plans may ask for, to compile them in advance or for other devices."""
 
 from collections.abc import Iterable
 
-from ..activation import IDENTITY, KINDS
-from .jobs import CAREFUL, EXACT, FROZEN, MEETING, SUMS_ONLY, WITH_MAP
-from .planes import sizes
-from .plans import PER_CHANNEL
-from .shapes import ITEMSIZE, THREADS, VECTOR_BYTES, channel_runs, plane_shape, rows_of_channels, vectors_of
+from bnorm.kernels.activation import IDENTITY, KINDS
+from bnorm.kernels.gpu.jobs import (
+    CAREFUL,
+    EXACT,
+    FROZEN,
+    MEETING,
+    NO_PARAMS,
+    PER_CHANNEL,
+    PER_COLUMN,
+    SUMS_ONLY,
+    WITH_MAP,
+)
+from bnorm.kernels.gpu.planes import sizes
+from bnorm.kernels.gpu.plans import PER_CHANNEL as PLAIN
+from bnorm.kernels.gpu.row_plans import BROAD, OF_A_WARP, OF_WARPS, SHARED_AFFINE, WARP, Row, sharing, steps_of
+from bnorm.kernels.gpu.shapes import (
+    ITEMSIZE,
+    NAMES,
+    THREADS,
+    VECTOR_BYTES,
+    Shape,
+    channel_runs,
+    plane_shape,
+    rows_of_channels,
+    vectors_of,
+)
 
 
 def per_channel_kernels(family: str) -> list[str]:
-    return [name for name, of in PER_CHANNEL.items() if of == family]
+    return [name for name, of in PLAIN.items() if of == family]
 
 
 def cluster_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
-    """Return every name of the family "clusters" that plans may ask for, for one type of elements."""
+    """Return those of the family "clusters", for one type of elements."""
     shapes = [
         channel_runs(1, 1, vector, vector, threads)
         for vector in vectors_of(dtype)
@@ -73,3 +94,37 @@ def plane_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
             names += [shape.kernel(f"planes_{name}", dtype, WITH_MAP, kind) for name in ("moments", "sums")]
             names += [shape.kernel("planes_sums", dtype, SUMS_ONLY, kind)]
     return names
+
+
+def weighted_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
+    """Return those of the family "rows_weighted"."""
+    return [f"rows_weighted_{way}<{NAMES[dtype]}, {kind}>" for way in ("forward", "backward") for kind in kinds]
+
+
+def row_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
+    """Return those of the family "rows"."""
+    names = ["rows_params"]
+    for vector in vectors_of(dtype):
+        held, more = steps_of(vector, dtype)
+        forwards = [(steps, wide) for steps in held for wide in (OF_A_WARP, OF_WARPS)]
+        forwards += [(steps, OF_WARPS) for steps in (*more, 0)] + [(0, BROAD)]
+        longest = [sharing(Row(vector, steps, OF_WARPS, THREADS)) for steps in (*held, *more)]
+        bytes_each = 2 * vector * max(ITEMSIZE[dtype], 4)
+        forwards += [row[1:3] for row in longest if THREADS * row.steps * bytes_each >= SHARED_AFFINE]
+        ways = (NO_PARAMS, PER_COLUMN, PER_CHANNEL)
+        backwards = [(steps, wide, way) for steps in held for wide in (OF_A_WARP, OF_WARPS, BROAD) for way in ways]
+        backwards += [(0, wide, way) for wide in (OF_WARPS, BROAD) for way in (NO_PARAMS, PER_CHANNEL)]
+        for kind in kinds:
+            for steps, wide in forwards:
+                names.append(Row(vector, steps, wide, WARP).kernel("rows_forward", dtype, kind))
+            for steps, wide, way in backwards:
+                names.append(Row(vector, steps, wide, WARP).kernel("rows_backward", dtype, kind, way))
+    return names
+
+
+def row_channel_kernels(dtype: str, kinds: Iterable[int] = KINDS) -> list[str]:
+    """Return those of the family "row_channels"."""
+    shapes: list[Shape] = []
+    for vector in vectors_of(dtype):
+        shapes += [rows_of_channels(1, vector, 1, ITEMSIZE[dtype], vector), channel_runs(1, 1, vector, vector)]
+    return [shape.kernel("row_channels", dtype, kind) for shape in shapes for kind in kinds]
