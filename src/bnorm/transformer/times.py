@@ -238,22 +238,17 @@ def _of_stamps(who: str, a: ndarray) -> ndarray:
 
 
 def _of_seconds(who: str, a: ndarray) -> ndarray:
-    if a.dtype.kind in "iu":
-        ns: ndarray
-        bound = LONGEST // NANO
-        if len(a) and (int(a.max()) > bound or int(a.min()) < -bound):
-            raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
-        ns = a.astype(np.int64) * NANO
-        return ns
-    a = a.astype(np.float64)
-    if not np.isfinite(a).all():
-        row = int((~np.isfinite(a)).argmax())
-        raise ValueError(f"{who}: times: expected the time of each row, got {a[row]} in row {row}")
-    whole = np.floor(a)
-    if len(a) and float(np.abs(whole).max()) > LONGEST // NANO - 1:
+    whole, bound = a, LONGEST // NANO
+    if a.dtype.kind not in "iu":
+        a = a.astype(np.float64)
+        if not np.isfinite(a).all():
+            row = int((~np.isfinite(a)).argmax())
+            raise ValueError(f"{who}: times: expected the time of each row, got {a[row]} in row {row}")
+        whole, bound = np.floor(a), bound - 1
+    if len(a) and (int(whole.max()) > bound or int(whole.min()) < -bound):
         raise ValueError(f"{who}: times: expected seconds within 292 years of 0, got {a.min()} to {a.max()}")
-    ns = whole.astype(np.int64) * NANO + np.rint((a - whole) * NANO).astype(np.int64)
-    return ns
+    ns: ndarray = whole.astype(np.int64) * NANO
+    return ns if whole is a else ns + np.rint((a - whole) * NANO).astype(np.int64)
 
 
 def names_of(X: Any) -> list[str]:
