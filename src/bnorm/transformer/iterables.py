@@ -15,6 +15,8 @@ from bnorm.transformer.known import Known
 from bnorm.transformer.tables import WHO, Table
 from bnorm.transformer.validation import aside, new_table, next_table
 
+NO_ROWS = f"{WHO}: X: expected an iterable of tables, at least one with rows, got none with rows"
+
 
 def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[Known, bool | None, Any]:
     """Return all tables as one, read in one pass; whether there were weights, True or None; and an empty array of
@@ -55,7 +57,7 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
             rows += x.rows
             weighted = has_weights or weighted or None
     if first is None:
-        raise ValueError(f"{WHO}: X: expected an iterable of tables, at least one with rows, got none with rows")
+        raise ValueError(NO_ROWS)
     total = tree.result()
     if weighted and not total.count.any():
         raise ValueError(f"{WHO}: X: expected some weight above 0 in its pairs (table, weight), got none")
@@ -75,7 +77,7 @@ def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:
 
     seen: Iterator[bool] = results(WHO, items, fit, 1, False)
     if not sum(seen):
-        raise ValueError(f"{WHO}: X: expected an iterable of tables, at least one with rows, got none with rows")
+        raise ValueError(NO_ROWS)
     if "_state" in estimator.__dict__:  # layer_ stays the same object
         at_once(estimator._state.becoming(moved._state))
     else:
