@@ -28,17 +28,11 @@ from benchmarks import (
     timing,
 )
 
-from benchmark_runs import BRIEF, local
+from benchmark_runs import BRIEF, local, small_copies  # noqa: F401
 from bnorm.kernels.cpu import entries
 
 pytestmark = pytest.mark.bench
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def small_copies(monkeypatch):
-    monkeypatch.setattr(copying.Copy.__init__, "__defaults__", (1 << 16,))
-    monkeypatch.setattr(copying, "STEADY", 0.0)
 
 
 def test_how_cost_grows():

@@ -11,7 +11,6 @@ import pytest
 from benchmarks import __main__ as suite
 from benchmarks import (
     adapters,
-    copying,
     exact,
     machine,
     plot,
@@ -26,7 +25,7 @@ from benchmarks import (
 )
 
 import bnorm
-from benchmark_runs import BRIEF, local
+from benchmark_runs import BRIEF, copy_little, local, small_copies  # noqa: F401
 
 pytestmark = pytest.mark.bench
 TINY = [
@@ -58,17 +57,10 @@ def measured(case, library, dtype="float32"):
     return timing.measure(case, dtype, 1, [library], BRIEF, exact.exact(shapes.Data(case, dtype)))
 
 
-@pytest.fixture(autouse=True)
-def small_copies(monkeypatch):
-    monkeypatch.setattr(copying.Copy.__init__, "__defaults__", (1 << 16,))
-    monkeypatch.setattr(copying, "STEADY", 0.0)
-
-
 @pytest.fixture(scope="module")
 def kept():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(copying.Copy.__init__, "__defaults__", (1 << 16,))
-        monkeypatch.setattr(copying, "STEADY", 0.0)
+        copy_little(monkeypatch)
         found = suite.run(TINY, ["float32", "float64"], [1, 2], 2, ALWAYS, BRIEF, process=timing.Local)
     return json.dumps(found)
 
