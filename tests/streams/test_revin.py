@@ -8,7 +8,7 @@ import pytest
 import bnorm
 from bnorm import RevIN
 from emulated.fake_cupy import fake_cupy  # noqa: F401  a fixture
-from revin_series import WAYS, made, series
+from revin_series import WAYS, made, parameters, series
 
 
 def oracle(x, gamma, beta, eps, last, weight=None):
@@ -23,10 +23,6 @@ def oracle(x, gamma, beta, eps, last, weight=None):
         place = (w > 0).shape[1] - 1 - np.argmax((w > 0)[:, ::-1], axis=1)
         center = np.take_along_axis(x, place[:, None], 1)
     return (x - center) / std * gamma + beta, center, std
-
-
-def parameters(rev):
-    return (1.0, 0.0) if rev.gamma is None else (rev.gamma.data, rev.beta.data)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -8,12 +8,7 @@ import pytest
 from bnorm import RevIN
 from emulated.fake_cupy import fake_cupy  # noqa: F401  a fixture
 from interrupts import interrupted, moments
-from revin_series import WAYS, made, series
-
-
-def parameters(rev):
-    return (1.0, 0.0) if rev.gamma is None else (rev.gamma.data, rev.beta.data)
-
+from revin_series import WAYS, made, parameters, series
 
 # Gradients -----------------------------------------------------------------------------------------------------------
 

@@ -24,3 +24,7 @@ def made(way, seed=1):
         rng = np.random.default_rng(seed)
         rev.gamma, rev.beta = rng.normal(1, 0.2, size=3), rng.normal(size=3)
     return rev
+
+
+def parameters(rev):
+    return (1.0, 0.0) if rev.gamma is None else (rev.gamma.data, rev.beta.data)
