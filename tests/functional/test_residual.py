@@ -10,6 +10,7 @@ from bnorm.kernels import reference
 from bnorm.kernels.activation import IDENTITY, leaky
 from bnorm.kernels.cpu import entries
 from drawing import together
+from kernel_checks import both_ways  # noqa: F401  a fixture
 
 DTYPES = ["float16", "float32", "float64", ml_dtypes.bfloat16]
 SHAPES = {  # and why
@@ -36,14 +37,6 @@ def same(found, wanted, **what):
     np.testing.assert_array_equal(
         np.ascontiguousarray(found).view(np.uint8), np.ascontiguousarray(wanted).view(np.uint8), err_msg=str(what)
     )
-
-
-@pytest.fixture(params=[False, True], ids=["through the caches", "past the caches"])
-def caches(request):
-    """Results of any size go past the caches, or none."""
-    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far_maps", "far_rows"), 0 if request.param else 1 << 40))
-    yield
-    entries.use_sizes(**before)
 
 
 @together(dtype=DTYPES)

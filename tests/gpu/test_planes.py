@@ -9,6 +9,7 @@ from bnorm.kernels.gpu import jobs, plans
 from cases import Case, c_order
 from compare import assert_close
 from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
+from emulated.launches import names
 from kernel_checks import assert_backward, assert_forward, exact, problem
 
 pytestmark = needs_emulator
@@ -23,10 +24,6 @@ CASES = [
     (Case((7, 64, 2, 3), 1, c_order, "so few columns that a thread has some of their values"), "float32"),
 ]
 DEVICES = (20, 64), (84, 99), (132, 227), (160, 227)  # processors, and KB of shared memory
-
-
-def names(device):
-    return [name.partition("<")[0] for name in device.kernels()]
 
 
 def results(x, dy, gamma, beta, act):

@@ -6,9 +6,9 @@ import pytest
 from backends import SWITCH, each_backend
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU, SILU, leaky
-from bnorm.kernels.cpu import entries
 from cases import DTYPES
 from compare import EPS, assert_close, assert_same, rounding
+from kernel_checks import both_ways  # noqa: F401  a fixture
 
 SHAPES = [  # (N, G, K, L), and why
     (3, 2, 2, 49),  # images of 7x7
@@ -124,13 +124,6 @@ def test_a_large_mean_loses_nothing():
         want, exact, _ = reference.rows_forward(x.astype("f8"), None, None, 1e-5, weight=weight)
         assert_close(mean, exact, 1e-7 if dtype == "float32" else 1e-9)
         assert_close(y, want, 2e-6 if dtype == "float32" else 8 * 2.0**-52 * level * np.maximum(1, np.abs(want)))
-
-
-@pytest.fixture(params=[False, True], ids=["through the caches", "past the caches"])
-def caches(request):
-    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far_maps", "far_rows"), 0 if request.param else 1 << 40))
-    yield
-    entries.use_sizes(**before)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if 0 not in shape], ids=str)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bnorm.kernels import VARIANCE, reference, view
+from bnorm.kernels import VARIANCE, gpu, reference, view
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
+from bnorm.kernels.cpu import entries
 from cases import CASES, DTYPES
 from compare import EPS, assert_close, normalized_error, rounding, sum_error
 from drawing import together
@@ -20,6 +21,14 @@ every_dtype = together(dtype=DTYPES)
 
 
 every_activation = together(act=[IDENTITY, RELU, leaky(0.2), GELU])
+
+
+@pytest.fixture(name="caches", params=[False, True], ids=["through the caches", "past the caches"])
+def both_ways(request):
+    """Results of rows of any size go past the caches, or none."""
+    before = entries.use_sizes(**dict.fromkeys(("stream_two", "far_maps", "far_rows"), 0 if request.param else 1 << 40))
+    yield
+    entries.use_sizes(**before)
 
 
 def on_off(*names):
@@ -206,7 +215,8 @@ def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
 
 
 def assert_trained(p, y, stats, count, got, case, dtype):
-    """Check a forward without weights or activation, and the results of its backward."""
+    """Check a forward without weights or activation, whose map alone gives the same bits, and its backward."""
+    assert gpu.normalize(p.x, stats).tobytes() == y.tobytes()
     want = reference.forward(exact(p.x), p.gamma, p.beta, 1e-5)
     assert_forward((y, stats, count, 0), want, p, dtype, False, case=case.name)
     want = reference.backward(exact(p.dy), exact(p.x), stats, count)

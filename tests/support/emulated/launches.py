@@ -2,9 +2,21 @@
 
 from math import prod
 
+import numpy as np
+
 from bnorm.kernels import gpu
 from bnorm.kernels.activation import RELU
 from bnorm.kernels.gpu import jobs
+
+
+def drawn(shape, dtype="float32"):
+    """x and dy."""
+    return np.random.default_rng(0).standard_normal((2, *shape)).astype(dtype)
+
+
+def names(device):
+    """The kernels that were launched since the last question, without what they were made for."""
+    return [name.partition("<")[0] for name in device.kernels()]
 
 
 def fields(launch):
