@@ -85,7 +85,7 @@ def of_calls(times: int = 2000) -> list[list[str]]:
     return lines
 
 
-def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED, seconds: float = 2.0) -> list[list[str]]:
+def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED) -> list[list[str]]:
     """Measure moments with weights over plain ones; and plain ones plus a pass that only reads the weights."""
     from .adapters import traffic  # here, as it compiles traffic.c
 
@@ -97,7 +97,7 @@ def of_weights(shapes: Sequence[tuple[int, int]] = WEIGHTED, seconds: float = 2.
         values = {"weights": weight, "uint8": (weight * 5).astype(np.uint8)}
         reads = {name: traffic.reading(a) for name, a in values.items()}
         calls = {"plain": partial(F.moments, x), **{k: partial(F.moments, x, weight=w) for k, w in values.items()}}
-        took = quickest(calls | {f"read {k}": read for k, read in reads.items()}, seconds)
+        took = quickest(calls | {f"read {k}": read for k, read in reads.items()}, 2.0)
         for name in values:
             ours, least = took[name] / took["plain"], 1 + took[f"read {name}"] / took["plain"]
             words = f"moments of {shape}, {name}, × plain, 1 thread"
