@@ -14,10 +14,8 @@ import bnorm
 import child
 from bnorm.app import sources
 from bnorm.kernels import cpu
-from commands import names, table, write
+from commands import names, pyarrow, table, write
 from compare import assert_close
-
-pyarrow = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("pyarrow"), reason="pyarrow reads files")
 
 
 @pytest.fixture

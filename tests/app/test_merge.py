@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 import bnorm
-from commands import table, write
+from commands import pyarrow, table, write
 from compare import assert_close
-
-pyarrow = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("pyarrow"), reason="pyarrow reads files")
 
 
 @pyarrow

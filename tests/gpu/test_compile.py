@@ -11,10 +11,10 @@ from benchmarks import gpu_compile
 from bnorm.kernels.activation import IDENTITY
 from bnorm.kernels.gpu import jobs, launching, plans, row_plans
 from cuda_on_cpu import nvrtc, sass
+from cuda_on_cpu.nvrtc import needs_nvrtc
 
 pytestmark = pytest.mark.cuda
 
-needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
 needs_sass = pytest.mark.skipif(bool(sass.missing()), reason=f"machine code: {sass.missing()}")
 INSTANCES = {family: gpu_compile.instances(family) for family in launching.FAMILIES}
 # Those that the compiler has a text of their own for, and the first of the consumer's. Others that it knows (103, 107,

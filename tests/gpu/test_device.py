@@ -11,6 +11,7 @@ import pytest
 
 import bnorm
 import bnorm.functional as F
+from backends import ON_A_DEVICE
 from bnorm.kernels import gpu, reference
 from bnorm.kernels.activation import RELU
 from compare import EPS, assert_close, assert_same
@@ -18,7 +19,7 @@ from kinds import KINDS, every_kind
 from layer_oracle import held
 from rules import rule
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
+pytestmark = ON_A_DEVICE
 SHAPES = [(256, 64), (4099, 3), (65536, 100), (70, 3, 49), (3, 5, 333), (32, 130, 784), (16, 512, 49)]
 SHAPES += [(24, 32, 3136)]  # for clusters
 

@@ -16,13 +16,14 @@ from benchmarks import gpu_compile
 
 import child
 import gpu_sweep
+from backends import ON_A_DEVICE
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, cpu, gpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU
 from bnorm.kernels.gpu import launching
 from bnorm.kernels.gpu.shapes import vectors_of
 from compare import assert_close, assert_same
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
+pytestmark = ON_A_DEVICE
 UNIT = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 2e-5, "float64": 1e-12}  # of results of a few
 DTYPES = list(UNIT)
 

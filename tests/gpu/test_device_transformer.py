@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import bnorm
-from bnorm.kernels import gpu
+from backends import ON_A_DEVICE
 from compare import assert_close, assert_same
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
+pytestmark = ON_A_DEVICE
 
 
 @pytest.fixture

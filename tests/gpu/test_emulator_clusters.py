@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from cuda_on_cpu import building, nvrtc
-from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, clusters, missing
+from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, clusters
+from emulated.device import of_the_emulator
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
-]
+pytestmark = of_the_emulator
 SOURCE = (building.HERE / "clustered.cu").read_text(encoding="utf-8")
 LABEL = "clustered.cu"
 FOUND = {  # each bug, and what is said of it, in some order at least; with "races" in every one
@@ -77,7 +75,7 @@ def test_clusters_are_launched_whole():
         emulator.launch("clustered<NONE>", (3, 3), (64,), 0, (emulator.empty(1, "f4"), emulator.empty(1, "f4")))
 
 
-@pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
+@nvrtc.needs_nvrtc
 def test_it_is_cuda():
     """The words that stand for clusters are those of CUDA's compiler, which has them for sm_90 and newer."""
     usage = nvrtc.compile(SOURCE, ["clustered<NONE>"], "sm_90")["clustered<NONE>"]

@@ -5,12 +5,10 @@ import pytest
 
 from bnorm.kernels.gpu import launching
 from cuda_on_cpu import building, nvrtc
-from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, missing
+from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError
+from emulated.device import of_the_emulator
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
-]
+pytestmark = of_the_emulator
 PLANTED = (building.HERE / "fetched.cu").read_text(encoding="utf-8")
 SOURCE = "\n".join((launching.source("clusters"), PLANTED))
 UNDER_WAY = r"fetched.cu:.* reads what thread \d+ fetches at .*fetched.cu:.*, and has not waited for"
@@ -75,7 +73,7 @@ def test_every_bug_is_looked_for():
     assert building.bugs_of(PLANTED) == set(FOUND)
 
 
-@pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
+@nvrtc.needs_nvrtc
 def test_it_is_cuda():
     """On devices without such copies a thread loads and stores."""
     for arch in ("sm_75", "sm_80", "sm_90"):

@@ -7,12 +7,10 @@ import pytest
 
 from bnorm.kernels.gpu import launching
 from cuda_on_cpu import building, nvrtc
-from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError, missing
+from cuda_on_cpu.emulator import ORDERS, Emulator, EmulatorError
+from emulated.device import of_the_emulator
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
-]
+pytestmark = of_the_emulator
 TEXT = (building.HERE / "telling.cu").read_text(encoding="utf-8")
 SOURCE = launching.source("clusters") + TEXT
 LABEL = "telling.cu"
@@ -79,7 +77,7 @@ def test_every_bug_is_looked_for():
     assert building.bugs_of(TEXT) == set(FOUND)
 
 
-@pytest.mark.skipif(bool(nvrtc.missing()), reason=f"NVRTC: {nvrtc.missing()}")
+@nvrtc.needs_nvrtc
 def test_it_is_cuda():
     usage = nvrtc.compile(SOURCE, ["telling<ALL_RIGHT>"], "sm_90", launching.OPTIONS)["telling<ALL_RIGHT>"]
     assert not usage.spills

@@ -137,7 +137,7 @@ WINDOW = "bn_half_up(B + r) - (wide ? 27 : 30)"
 PLANTED = {"none": None, "a bit more": ("windows.h", WINDOW, "bn_half_up(B + r) - (wide ? 28 : 31)")}
 
 
-@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing() or "there is a compiler")
+@compiled.needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_window_has_not_one_bit_to_spare(dtype, planted):

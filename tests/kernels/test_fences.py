@@ -15,7 +15,7 @@ from bnorm.kernels.cpu.extremes import entries as extreme
 from child import output, run
 from fences import SIDES
 
-pytestmark = pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+pytestmark = compiled.needs_compiler
 
 MODULES = {"": entries, "groups.": groups, "second.": second, "sparse.": sparse, "exact.": exact, "extreme.": extreme}
 # These read no values.

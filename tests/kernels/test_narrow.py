@@ -132,7 +132,7 @@ void moments(int kind, int64_t pieces, const int64_t (*sums)[3], double *to)
 """
 
 
-@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing() or "there is a compiler")
+@compiled.needs_compiler
 @pytest.mark.parametrize("ends", [(-32768, 32767), (-32768, -32767), (32767, 32766), (0, 1)], ids=str)
 @pytest.mark.parametrize("values", [7, 2**32 - 5, 2**37 - 1], ids=["few", "2**32", "2**37"])
 def test_more_values_than_memory_has(values, ends):

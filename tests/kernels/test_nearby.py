@@ -215,7 +215,7 @@ def test_every_array_counts():
     assert differs(write, lambda: F.backward(y, saved, out=dx))
 
 
-@pytest.mark.skipif(bool(compiled.missing()), reason=compiled.missing())
+@compiled.needs_compiler
 @pytest.mark.parametrize("side", ["end", "begin"])
 def test_looks_stay_within_the_arrays(side):
     """In a process of its own: a look beyond an array would end it."""

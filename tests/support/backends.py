@@ -22,6 +22,7 @@ from drawing import by_first, in_turn, pairwise, text
 from emulated.device import CLUSTERED, SMALL, emulated, needs_emulator
 from kernel_checks import BLOCKS, exact
 
+ON_A_DEVICE = [pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))]
 SWITCH = (False, True)
 ACTIVATIONS = (IDENTITY, RELU, leaky(0.2), SILU, GELU)
 
@@ -112,7 +113,7 @@ MARKS = {
     "cpu": (),
     "emulator": (needs_emulator,),
     "clusters": (needs_emulator,),
-    "device": (pytest.mark.gpu, pytest.mark.skipif(gpu.available() is not None, reason=str(gpu.available()))),
+    "device": ON_A_DEVICE,
 }
 
 

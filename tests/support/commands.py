@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 
 from bnorm.app.cli import main
 
+pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow reads files")
 TELLS = "bnorm: .*: (learns|leaves out|normalizes|restores|keeps as they are|drops) "
 
 

@@ -5,13 +5,14 @@ import ctypes
 import shutil
 from pathlib import Path
 
+import pytest
+
 from cuda_on_cpu.building import made, missing, run_compiler
 
 CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # an installed package has no sources
 FOLDERS = [CPU.parent, CPU, CPU / "loops", CPU / "exact"]
 FLAGS = ("-x", "c", "-std=c11", "-O1", "-fPIC", "-shared", "-ffp-contract=off")
-
-__all__ = ["library", "missing"]
+needs_compiler = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a compiler")
 
 
 def library(text: str, planted: tuple[str, str, str] | None = None) -> ctypes.CDLL:

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from cuda_on_cpu.building import made
 
 WANTED = (75, 80, 90, 100)  # and whatever is newer
@@ -172,3 +174,6 @@ def cupy_options(arch: str, *options: str) -> tuple[str, ...]:
     if done.returncode:
         raise RuntimeError(f"CuPy did not say how it compiles: {done.stderr.strip()}")
     return tuple(flag for flag in json.loads(done.stdout) if not flag.startswith("-arch="))
+
+
+needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=f"NVRTC: {missing()}")

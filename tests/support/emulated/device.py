@@ -10,6 +10,10 @@ from cuda_on_cpu.emulator import Emulator, missing
 from emulated import fake_streams, usual
 
 needs_emulator = pytest.mark.skipif(bool(missing()), reason=f"the emulator: {missing()}")
+of_the_emulator = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(bool(missing("races")), reason=f"the emulator: {missing('races')}"),
+]
 SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
 RESIDENT = 2  # blocks that share a processor; a device asks its driver about each kernel
 CLUSTERED = SMALL._replace(clusters=True)
