@@ -29,14 +29,13 @@ from bnorm.kernels.gpu.jobs import JOB
 
 from .gpu_exact import EPS, Exact, compare, exact_batch, exact_rows, ours, theirs
 from .gpu_torch import torch_calls, torch_version, types
+from .shapes import CHANNEL_PASSES, ROW_PASSES
 from .store import RESULTS
 
 ROTATED = 256 << 20  # bytes that the inputs of one graph rotate through: several times the cache
 REPEATS = 9
 LEAST = 2e-3  # seconds of a graph: the clock of events ticks twice a microsecond
-PASSES = {"forward": 3, "inference": 2, "backward": 5}  # how often an operation reads or writes an array in memory
-KEPT_PASSES = {"forward": 2, "inference": 2, "backward": 3}  # the same if a block or a cluster keeps what it has read
-ROW_PASSES = {"forward": 2, "backward": 3}
+KEPT_PASSES = {"forward": 2, "inference": 2, "backward": 3}  # if a block or a cluster keeps what it has read
 NO_DEVICE = 2  # the exit status
 Calls = dict[str, Callable[[int], Any]]
 
@@ -190,7 +189,7 @@ def fewest_passes(case: Case, limits: plans.Limits) -> dict[str, int]:
     if case.kind != "batch_norm":
         return ROW_PASSES
     size = case.shape[0], case.shape[1], prod(case.shape[2:]), case.dtype, True
-    found = dict(PASSES)
+    found = dict(CHANNEL_PASSES)
     for name, sums, then in (("forward", "moments", "normalize"), ("backward", "sums", "gradient")):
         first, *others = plans.reduction(sums, *size, False, then, IDENTITY.kind, limits).launches
         if not others and JOB.placed(first.geometry)["keep"]:

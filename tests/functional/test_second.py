@@ -7,10 +7,9 @@ import second_reference
 from bnorm import functional as F
 from bnorm.kernels import cpu
 from bnorm.kernels.activation import GELU, IDENTITY, RELU, leaky
+from bnorm.kernels.activation import NAMES as ACTIVATIONS
 from bnorm.kernels.cpu import second
 from drawing import together
-
-ACTIVATIONS = (None, "relu", "leaky_relu", "silu", "gelu")
 
 CHANNELS = {  # (outer, C, inner)
     (7, 3, 1): "a table",

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import gpu as benchmark
 from benchmarks import gpu_torch
 from benchmarks.gpu_exact import EPS, compare, exact_batch, exact_rows, ours, theirs
+from benchmarks.shapes import CHANNEL_PASSES
 
 import child
 from bnorm.kernels import MEAN_SQUARE, VARIANCE, gpu, reference
@@ -175,7 +176,7 @@ def test_a_backward_is_captured_on_the_stream_of_its_outputs(monkeypatch):
     x, dy = (RNG.standard_normal((2, 30, 4)).astype("f4") for _ in range(2))
     vectors = {name: np.linspace(1, 2, 4) for name in ("gamma", "beta", "mean", "var")}
     case = benchmark.Case("batch_norm", (30, 4), "float32")
-    some = SimpleNamespace(cupy=cupy, case=case, x=list(x), dy=list(dy), passes=benchmark.PASSES, **vectors)
+    some = SimpleNamespace(cupy=cupy, case=case, x=list(x), dy=list(dy), passes=CHANNEL_PASSES, **vectors)
     libraries = []
     for library, calls in gpu_torch.torch_calls(some, EPS):
         libraries.append(library)

@@ -11,12 +11,11 @@ from bnorm.kernels.gpu import jobs, launching, meetings, plans
 from cases import Case, c_order
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator, EmulatorError
-from emulated.device import SMALL, EmulatedDevice, emulated_device, needs_emulator  # noqa: F401
+from emulated.device import MEETING, SMALL, EmulatedDevice, emulated_device, needs_emulator  # noqa: F401
 from emulated.launches import assert_same_in_every_order, drawn, fields
 from kernel_checks import assert_trained, exact, problem
 from rules import rule
 
-ROOM = plans.Limits(processors=6, shared=64 << 10, clusters=False)
 TABLES = [  # and whether the backward is a meeting, too
     (Case((1100, 40), 1, c_order, "tiles that meet each for itself, one of which is not full"), "float32", False),
     (Case((1100, 16), 1, c_order, "one tile"), "float64", True),
@@ -36,7 +35,7 @@ def met(device):
 @needs_emulator
 @pytest.mark.parametrize(("case", "dtype", "both"), TABLES, ids=str)
 def test_one_launch_and_the_results_of_two(device, monkeypatch, case, dtype, both):
-    monkeypatch.setattr(device, "limits", ROOM)
+    monkeypatch.setattr(device, "limits", MEETING)
     p = problem(case, dtype)
     count = p.x.size / case.num_channels
     y, stats, *_ = gpu.forward(p.x, p.gamma, p.beta, 1e-5)
@@ -49,7 +48,7 @@ def test_one_launch_and_the_results_of_two(device, monkeypatch, case, dtype, bot
 @needs_emulator
 @pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16])
 def test_every_schedule_gives_the_same_bits(device, monkeypatch, dtype):
-    monkeypatch.setattr(device, "limits", ROOM)
+    monkeypatch.setattr(device, "limits", MEETING)
     x, dy = drawn((1500, 24), dtype)
     assert_same_in_every_order(device, monkeypatch, x, dy)
     assert all(met(device))
@@ -59,7 +58,7 @@ def test_every_schedule_gives_the_same_bits(device, monkeypatch, dtype):
 def test_statistics_move_once(device, monkeypatch):
     """In the same launch, each channel by the block that joins it."""
     x, _ = drawn((1100, 40))
-    monkeypatch.setattr(device, "limits", ROOM)
+    monkeypatch.setattr(device, "limits", MEETING)
     mean, var = np.zeros(40), np.ones(40)
     *_, (calls, *_) = gpu.forward(x, None, None, 1e-5, running=rule(mean, var, 0.1, nonfinite="propagate"))
     for call, arguments, options in calls:
@@ -69,7 +68,7 @@ def test_statistics_move_once(device, monkeypatch):
     assert_close(var, 0.9 + 0.1 * x.var(0, dtype="f8"), 4e-7)
 
 
-@pytest.mark.parametrize("limits", [SMALL, ROOM, plans.Limits(), plans.Limits(20, 99 << 10, False)])
+@pytest.mark.parametrize("limits", [SMALL, MEETING, plans.Limits(), plans.Limits(20, 99 << 10, False)])
 @pytest.mark.parametrize("dtype", sorted(plans.ITEMSIZE))
 def test_all_blocks_run_at_the_same_time(limits, dtype):
     """One to a processor."""
@@ -95,8 +94,8 @@ def test_all_blocks_run_at_the_same_time(limits, dtype):
 def test_one_block_too_many_never_ends(device, monkeypatch):
     """The emulator says so, and CUDA refuses such a launch."""
     cut = meetings.cut
-    monkeypatch.setattr(meetings, "cut", lambda *of: cut(*of[:-1], ROOM._replace(meetings=of[-1].meetings)))
-    monkeypatch.setattr(device, "limits", ROOM._replace(processors=2, shared=63 << 10))
+    monkeypatch.setattr(meetings, "cut", lambda *of: cut(*of[:-1], MEETING._replace(meetings=of[-1].meetings)))
+    monkeypatch.setattr(device, "limits", MEETING._replace(processors=2, shared=63 << 10))
     with pytest.raises(EmulatorError, match="every thread that is left spins"):
         gpu.forward(drawn((1100, 40))[0], None, None, 1e-5)
 
@@ -112,7 +111,7 @@ def test_one_block_too_many_never_ends(device, monkeypatch):
 @pytest.mark.parametrize("far", [1e4, -1e30])
 def test_a_center_that_is_far_from_the_mean(device, monkeypatch, shape, dtype, far):
     """Two of the three values that it is chosen from are: such channels are summed once more, the others are not."""
-    monkeypatch.setattr(device, "limits", ROOM)
+    monkeypatch.setattr(device, "limits", MEETING)
     x, _ = drawn(shape)
     middle = len(x) // 2
     x[[0, middle], ::3] = far
@@ -150,7 +149,7 @@ def test_no_fence_can_be_missed(monkeypatch, fence):
     x, _ = drawn((1100, 40))
     x[:550] += 9  # so that both rounds are taken
     for source, fails in ((text, False), (text.replace(*fence), True)):
-        device = EmulatedDevice(ROOM, emulator=partial(Emulator, sanitize="races"))
+        device = EmulatedDevice(MEETING, emulator=partial(Emulator, sanitize="races"))
         monkeypatch.setattr(launching, "source", lambda family, source=source: source)
         monkeypatch.setattr(launching, "device_of", lambda x, device=device: device)
         if fails:

@@ -7,11 +7,10 @@ from backends import CLUSTER_RUNS
 from bnorm.kernels import gpu
 from bnorm.kernels.gpu import launching, plans
 from emulated import fake_cupy
-from emulated.device import CLUSTERED, needs_emulator
+from emulated.device import CLUSTERED, MEETING, needs_emulator
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 from rules import rule
 
-MEETING = plans.Limits(processors=6, shared=64 << 10, clusters=False)
 KINDS = {  # the limits of a device, an array, and what CUDA says
     "meetings": (MEETING, (1100, 40), "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE: too many blocks in cooperative launch"),
     "clusters": (CLUSTERED, CLUSTER_RUNS[0][0].shape, "CUDA_ERROR_INVALID_CLUSTER_SIZE: invalid cluster size"),

@@ -11,12 +11,11 @@ from bnorm.kernels import gpu
 from bnorm.kernels.gpu import plans
 from compare import assert_same
 from emulated import fake_cupy
-from emulated.device import CLUSTERED, SMALL, emulated_device, needs_emulator  # noqa: F401
+from emulated.device import CLUSTERED, MEETING, SMALL, emulated_device, needs_emulator  # noqa: F401
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
 
 pytestmark = needs_emulator
 
-ROOM = plans.Limits(processors=6, shared=64 << 10, clusters=False)  # for blocks that meet
 SHARED = plans.Limits(processors=3, shared=163 << 10, clusters=False)  # by two blocks that keep a channel
 CHANNELS = [
     ((7, 5, 1), SMALL, "one block"),
@@ -24,8 +23,8 @@ CHANNELS = [
     ((6, 16, 49), SMALL, "planes"),
     ((2, 20, 2504), SHARED, "runs"),
     (CLUSTER_RUNS[0][0].shape, CLUSTERED, "a cluster"),
-    ((1100, 16, 1), ROOM, "blocks that meet, each for its channels"),
-    ((4003, 3, 1), ROOM, "blocks that meet, for all of them"),
+    ((1100, 16, 1), MEETING, "blocks that meet, each for its channels"),
+    ((4003, 3, 1), MEETING, "blocks that meet, for all of them"),
 ]
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from bnorm import functional as F
+from bnorm.kernels.activation import NAMES as ACTIVATIONS
 
 torch = pytest.importorskip("torch", reason="PyTorch is the other side")
 
 from bnorm.interop import torch as here  # noqa: E402  after the skip
 
-ACTIVATIONS = (None, "relu", "leaky_relu", "silu", "gelu")
 NORMS = {
     "batch": lambda x, *p, **k: here.batch_norm(x, *p, **k),
     "batch with weights": lambda x, *p, **k: here.batch_norm(x, *p, weight=torch.tensor([1.0, 0.0, 2.0, 1.0]), **k),

@@ -12,10 +12,8 @@ import bnorm
 import compiled
 import dropping
 from bnorm.kernels import cpu, reference_exact
+from bnorm.kernels.cpu import FLOATS, INTEGERS
 from bnorm.kernels.cpu.exact import entries
-
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 SHAPES = {  # what the plan tells apart
     (1, 3): "one row",

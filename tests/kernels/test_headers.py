@@ -6,12 +6,12 @@ say what an import would.
 
 import re
 from functools import cache
-from pathlib import Path
 from textwrap import wrap
 
 import pytest
 
-CPU = Path(__file__).parents[2] / "src" / "bnorm" / "kernels" / "cpu"  # what is installed has no sources
+from compiled import CPU
+
 FOLDERS = {folder: sorted(folder.glob("*.pxi")) for folder in (CPU, CPU / "loops")}
 HUBS = {CPU: CPU / "entries.pyx", CPU / "loops": CPU / "loops" / "table.pyx"}
 ELSEWHERE = {  # what another source includes, and no sibling sees

@@ -17,6 +17,7 @@ of_the_emulator = [
 SMALL = plans.Limits(processors=3, shared=64 << 10, clusters=False)  # so that small arrays are cut into chunks
 RESIDENT = 2  # blocks that share a processor; a device asks its driver about each kernel
 CLUSTERED = SMALL._replace(clusters=True)
+MEETING = SMALL._replace(processors=6)  # for blocks that meet
 
 
 class EmulatedDevice:

@@ -15,12 +15,11 @@ from bnorm.kernels.gpu import jobs, launching, plans
 from bnorm.running import Statistics
 from compare import assert_close
 from cuda_on_cpu.emulator import Emulator
-from emulated.device import CLUSTERED, SMALL, EmulatedDevice, PlanningDevice
+from emulated.device import CLUSTERED, MEETING, SMALL, EmulatedDevice, PlanningDevice
 
 # One launch, chunks, widened, runs, scalar loads, planes, blocks that go on to other channels.
 SHAPES = [(70, 6), (1200, 70), (100, 3), (9, 2, 1100), (5, 3, 333), (6, 8, 49), (2, 9, 700)]
 WEIGHTED = SHAPES[2:5:2]
-MEETING = plans.Limits(processors=6, shared=64 << 10, clusters=False)
 ALONE = plans.Limits(processors=1, shared=99 << 10, clusters=False)
 MANY = plans.Limits(processors=40, shared=64 << 10, clusters=False, meetings=False)
 ROWS = [(30, 1, 700, 1), (6, 1, 40, 1), (9, 4, 2, 49), (2, 1, 2, 4400)]  # several rows to a block, warps, groups, long
