@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+import bnorm
 import bnorm.functional as F
 from bnorm import Moments
 from compare import assert_close, assert_same
@@ -72,6 +73,20 @@ def test_moments_of_infinity(cupy):
         got = Moments.merge(got) + got[0]
     want = [F.moments(part) for part in parts]
     same_moments(got, Moments.merge(want) + want[0])
+
+
+@needs_emulator
+@pytest.mark.parametrize("shape", [(9, 8, 49), (9, 2, 1100)], ids=["small planes", "runs"])
+def test_infinity_makes_mean_and_variance_nan(cupy, shape):
+    """However a channel is read: alone, and in a forward, whose statistics the running ones take if asked."""
+    x = np.random.default_rng(3).standard_normal(shape).astype("f4")
+    x[3, 1, 0] = -np.inf
+    want = F.moments(x, axis=1)
+    found = F.moments(there(x), axis=1)
+    bn = bnorm.BatchNorm1d(shape[1], nonfinite="propagate", device="cuda")
+    bn(there(x))
+    for got in (found.mean, found.m2, bn.running_mean, bn.running_var):
+        assert_same(np.isnan(got.host), np.isnan(want.mean), shape=shape)
 
 
 def test_moments_move(cupy):

@@ -276,8 +276,10 @@ BN_DEV void add_about(
 
 // Moments from such sums of n values. `far`: whether the center is so far from the mean that digits are lost. Then sums
 // about the mean that has been found, in float64, lose none.
+// An infinite value makes the mean NaN, as the differences of means do elsewhere.
 BN_DEV Moments moments_about(double n, double center, const Sums& sum, bool& far) {
-  const double away = n == 0.0 ? 0.0 : sum.total / n, m2 = sum.dot - sum.total * away;
+  const double away = n == 0.0 ? 0.0 : bn_finite(sum.total) ? sum.total / n : BN_NAN;
+  const double m2 = sum.dot - sum.total * away;
   far = sum.dot > FAR * m2;
   return {n, center, m2 < 0.0 ? 0.0 : m2, away};
 }
