@@ -98,6 +98,24 @@ def test_a_device_that_is_not_there(cupy, monkeypatch):
             on_cpu.to(wrong)
 
 
+@pytest.mark.parametrize("options", [{}, {"nonfinite": "propagate"}, {"momentum": None}], ids=str)
+def test_a_launch_that_fails_changes_nothing(cupy, options, monkeypatch):
+    """The forward that waits for its backward is still the last one that was computed."""
+    bn = bnorm.BatchNorm1d(C, device="cuda", **options)
+    with cupy.launches_nothing():
+        bn(there(X))
+        before, saved = held(bn), bn._saved
+
+        def fails(*arguments, **more):
+            raise RuntimeError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+
+        monkeypatch.setattr(cupy.Kernel, "__call__", fails)
+        for call in (lambda: bn(there(X)), lambda: bn.backward(there(DY))):
+            with pytest.raises(RuntimeError, match="CAPTURE_INVALIDATED"):
+                call()
+            assert held(bn) == before and bn._saved is saved
+
+
 @needs_emulator
 def test_a_layer_without_arrays_takes_those_of_any_device(cupy):
     x = RNG.standard_normal((3, C, 5))

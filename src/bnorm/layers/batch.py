@@ -127,14 +127,19 @@ class BatchNorm(Tracking):
         else:
             keeps = not OPEN or not drops(self)
             y, saved = known_forward(who, x, seen, gamma, beta, known, eps, act, weight, out, given, keeps)
+        before = self._saved
         if OPEN and keeps:
             keep(self, saved)
         else:
             self._saved = saved
         if moving is not None:
-            # This call and the lines above it are all that changes the layer. No signal is handled between them, as
-            # Python handles signals only at calls.
-            left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
+            try:
+                # This call and the lines above it are all that changes the layer. No signal is handled between them, as
+                # Python handles signals only at calls.
+                left = saved.kernels.settle(moving.rule, saved.stats, saved.count, y.size, saved.left)
+            except RuntimeError:  # of a launch on a device, which would have computed what a backward needs
+                self._saved = before
+                raise
             if left:
                 self._warn_once(left)
         return y
