@@ -229,10 +229,11 @@ def native(x: Any) -> Any:
     return x if not isinstance(x, ndarray) or x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
-def _block_floats(kind: type, block: Any) -> Any:
-    """A block as an array of floats; it may be empty."""
-    validate = partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0)
-    return floats(validate, block, kind, integers=False)
+def _block_floats(kind: type, block: Any, integers: bool = False) -> Any:
+    """A block as an array of floats; it may be empty. integers: as for `floats`."""
+    return floats(
+        partial(check_array, estimator=WHO, input_name="X", ensure_min_samples=0), block, kind, False, integers
+    )
 
 
 def _hollow(x: Any) -> ndarray:
