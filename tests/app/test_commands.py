@@ -198,6 +198,14 @@ def test_plot(command, tmp_path):
     assert said.endswith(f"{data}: expected only states or only tables, got a table and the state {tmp_path / 'a.npz'}")
 
 
+@pytest.mark.parametrize("data", [["a.npz"], ["a.npz", "b.npz"], ["x.csv"]], ids="-".join)
+def test_plot_without_matplotlib(command, tmp_path, monkeypatch, data):
+    """What to install is said before a file is read."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = command.fails("plot", *data, "-o", tmp_path / "p.svg")
+    assert re.search(r"plot: expected matplotlib to be installed, got .*: pip install 'bnorm\[app\]'$", said)
+
+
 @pyarrow
 def test_plot_reads_a_table_twice(command, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="it draws")

@@ -17,6 +17,7 @@ from bnorm.app.fitting import Learner, learn
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
+from bnorm.checks import missing
 from bnorm.files.container import SUFFIXES
 from bnorm.files.replacing import replacing
 from bnorm.loading import grouped_transformer, transformer
@@ -30,6 +31,10 @@ def plot(names: Sequence[str], output: str, columns: Sequence[str] | None, diale
     if states and len(states) != len(names):
         other = next(name for name in names if name not in states)
         raise DataError(f"{other}: expected only states or only tables, got a table and the state {states[0]}")
+    try:
+        import_module("matplotlib")  # first of all: to read a table may take long
+    except ImportError as error:
+        raise missing("plot", "matplotlib", "app", error) from None
     displays = import_module("bnorm.plot")
     if states:
         figure = _states(displays, states, columns)
