@@ -5,12 +5,16 @@ import doctest
 import graphlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from importlib import import_module, metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 import bnorm
 import child
@@ -212,6 +216,43 @@ def test_type_information_is_installed():
     assert compiled
     missing = [path for path in compiled if not (package / path).is_file()]
     assert not missing
+
+
+@pytest.fixture
+def setup_script(monkeypatch):
+    """What setup.py defines for some levels."""
+    pytest.importorskip("Cython", reason="it builds")
+    setuptools = pytest.importorskip("setuptools", reason="it builds")
+
+    def run(levels):
+        monkeypatch.setenv("BNORM_LEVELS", levels)
+        monkeypatch.setattr(setuptools, "setup", lambda **options: None)
+        monkeypatch.chdir(ROOT)
+        return SimpleNamespace(**runpy.run_path("setup.py"), distribution=setuptools.Distribution())
+
+    return run
+
+
+def test_build_leaves_no_other_levels(setup_script, tmp_path):
+    """A wheel has the levels of its own build, whatever an earlier one left behind."""
+    script = setup_script("baseline")
+    build = script.BuildExt(script.distribution)
+    build.finalize_options()
+    build.build_lib = str(tmp_path)
+    for level in ("baseline", *script.OTHERS):
+        path = Path(build.get_ext_fullpath(f"bnorm.kernels.cpu.loops.{level}"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    build.run()
+    assert [path.name.partition(".")[0] for path in path.parent.iterdir()] == ["baseline"]
+
+
+def test_levels_to_build(setup_script):
+    every = list(setup_script("").LEVELS)
+    assert every[-1] == "baseline"
+    assert list(setup_script(f"{every[0]}, baseline,").LEVELS) == list(dict.fromkeys([every[0], "baseline"]))
+    with pytest.raises(SystemExit, match=r"^BNORM_LEVELS: expected some of .*baseline, got 'baseline,mmx'$"):
+        setup_script("baseline,mmx")
 
 
 def test_readme_sets_up_in_two_lines():
