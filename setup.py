@@ -165,7 +165,8 @@ class BuildExt(build_ext):
             ext.extra_compile_args = COMMON[kind] + special
             ext.extra_link_args = linking + SANITIZE
         flags = [(ext.extra_compile_args, ext.extra_link_args) for ext in self.extensions]
-        facts = repr((flags, sys.version, Cython.__version__, numpy.__version__))
+        tools = [getattr(self.compiler, name, None) for name in ("compiler_so", "linker_so")]  # CC, CFLAGS; not of MSVC
+        facts = repr((tools, flags, sys.version, Cython.__version__, numpy.__version__))
         stamp = Path(self.build_temp, "facts.txt")
         self.force = self.force or not stamp.exists() or stamp.read_text() != facts
         directives = {"language_level": 3, "cdivision": True, "binding": True, "freethreading_compatible": True}

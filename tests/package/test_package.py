@@ -255,6 +255,20 @@ def test_levels_to_build(setup_script):
         setup_script("baseline,mmx")
 
 
+def test_build_starts_anew_with_another_compiler(setup_script, monkeypatch, tmp_path):
+    monkeypatch.setenv("BNORM_NO_OPENMP", "1")
+    script = setup_script("")
+    forced = []
+    for command in (["gcc", "-O2"], ["gcc", "-O2"], ["gcc", "-O0"], ["clang", "-O0"]):
+        build = script.BuildExt(script.distribution)
+        build.finalize_options()
+        build.build_temp = str(tmp_path)
+        build.compiler = SimpleNamespace(compiler_type="unix", compiler_so=command, compile=lambda *_, **__: [])
+        build.build_extensions()
+        forced.append(build.force)
+    assert forced == [True, False, True, True]
+
+
 def test_readme_sets_up_in_two_lines():
     lines = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
     assert len(lines) == 2
