@@ -5,7 +5,7 @@ import sys
 import time
 from bisect import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -245,12 +245,22 @@ def _parsed(column: Any, name: str, place: Place, dialect: Dialect) -> Any:
         pa.timestamp("ns", "UTC"): "a time stamp with a zone, from 1677 to 2262",
     }
     column = compute.utf8_trim_whitespace(column)
+
+    def holds(kind: Any, text: Any) -> bool:
+        """Whether texts are of a kind. Arrow 22 and older read years that nanoseconds cannot hold as other ones."""
+        if pa.types.is_timestamp(kind):
+            try:
+                compute.utf8_slice_codeunits(text, 0, 10).cast(pa.timestamp("s")).cast(pa.timestamp("ns"))
+            except pa.ArrowInvalid:
+                return False
+        return casts(text, kind, dialect)
+
     for kind in kinds:
-        with suppress(pa.ArrowInvalid):
+        if holds(kind, column):
             return cast(column, kind, dialect)
 
     def fails(kind: Any, n: int) -> bool:
-        return not casts(column[:n], kind, dialect)
+        return not holds(kind, column[:n])
 
     lengths = range(1, len(column) + 1)
     good = {kind: bisect(lengths, False, key=partial(fails, kind)) for kind in kinds}
