@@ -5,7 +5,7 @@ import sys
 import time
 from bisect import bisect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -245,22 +245,25 @@ def _parsed(column: Any, name: str, place: Place, dialect: Dialect) -> Any:
         pa.timestamp("ns", "UTC"): "a time stamp with a zone, from 1677 to 2262",
     }
     column = compute.utf8_trim_whitespace(column)
+    old = int(pa.__version__.partition(".")[0]) < 26
 
-    def holds(kind: Any, text: Any) -> bool:
-        """Whether texts are of a kind. Arrow 22 and older read years that nanoseconds cannot hold as other ones."""
-        if pa.types.is_timestamp(kind):
-            try:
-                compute.utf8_slice_codeunits(text, 0, 10).cast(pa.timestamp("s")).cast(pa.timestamp("ns"))
-            except pa.ArrowInvalid:
-                return False
-        return casts(text, kind, dialect)
+    def wraps(kind: Any, text: Any) -> bool:
+        """Whether an old version of Arrow would read a year that nanoseconds cannot hold as another one."""
+        if not old or not pa.types.is_timestamp(kind):
+            return False
+        try:
+            compute.utf8_slice_codeunits(text, 0, 10).cast(pa.timestamp("s")).cast(pa.timestamp("ns"))
+        except pa.ArrowInvalid:
+            return True
+        return False
 
     for kind in kinds:
-        if holds(kind, column):
-            return cast(column, kind, dialect)
+        with suppress(pa.ArrowInvalid):
+            if not wraps(kind, column):
+                return cast(column, kind, dialect)
 
     def fails(kind: Any, n: int) -> bool:
-        return not holds(kind, column[:n])
+        return wraps(kind, column[:n]) or not casts(column[:n], kind, dialect)
 
     lengths = range(1, len(column) + 1)
     good = {kind: bisect(lengths, False, key=partial(fails, kind)) for kind in kinds}
