@@ -57,14 +57,14 @@ BN_INLINE void bn_gather(int single, const void *from, ptrdiff_t at, ptrdiff_t n
 /* Write those of channels that were moved, if there is memory for them. */
 BN_INLINE void bn_scatter(int single, const double *from, const int64_t *moved, ptrdiff_t n, void *to, ptrdiff_t at)
 {
-    double *const wide = (double *)to + at;
-    float *const narrow = (float *)to + at;
+    double *wide = (double *)to;
+    float *narrow = (float *)to;
     if (to != NULL && !single)
         for (ptrdiff_t c = 0; c < n; c++)
-            wide[c] = moved[c] ? from[c] : wide[c];
+            wide[at + c] = moved[c] ? from[c] : wide[at + c];
     else if (to != NULL)
         for (ptrdiff_t c = 0; c < n; c++)
-            narrow[c] = moved[c] ? (float)from[c] : narrow[c];
+            narrow[at + c] = moved[c] ? (float)from[c] : narrow[at + c];
 }
 
 BN_INLINE bn_rule bn_of_mode(int mode, bn_rule r) { r.mode = mode; return r; }
