@@ -6,6 +6,7 @@ is none, an error names the column before anything is written.
 
 import io
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -92,11 +93,25 @@ def _in_parquet(kind: Any) -> Any:
         return _in_parquet(kind.value_type)
     if types.is_dictionary(kind):
         kind = pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+    kind = kind if _views_in_parquet() else _without_view(kind)
     try:
         parquet.ParquetWriter(io.BytesIO(), pa.schema([("x", kind)])).close()
     except (pa.ArrowException, OSError):  # such as that of decimals with a negative scale
         return None
     return kind
+
+
+@cache
+def _views_in_parquet() -> bool:
+    """Whether this version of pyarrow writes text as polars has it to Parquet: 22 and older do not."""
+    from pyarrow import parquet
+
+    pa = pyarrow()
+    try:
+        parquet.write_table(pa.table({"x": pa.array(["x"]).cast(pa.string_view())}), io.BytesIO())
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def _in_arrow(kind: Any) -> Any:
