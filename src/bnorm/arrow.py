@@ -241,13 +241,24 @@ def columns_of(who: str, table: Any) -> Columns:
 
 def short(table: Any) -> ndarray | None:
     """Return a short table of floats of one type as a Fortran-ordered array: to look at each column would take longer.
-    None for any other table."""
+    None for any other table.
+
+    table: of pyarrow; of polars, whose conversion to Arrow would take longer still; or anything else.
+    """
+    x: ndarray
+    package, name = type(table).__module__.partition(".")[0], type(table).__name__
+    if (package, name) == ("polars", "DataFrame") and 0 < table.height < SMALL:
+        if {*map(str, table.dtypes)} in ({"Float64"}, {"Float32"}):
+            x = table.to_numpy(order="fortran", writable=True)
+            return x
+    if (package, name) != ("pyarrow", "Table"):
+        return None
     import pyarrow as pa
 
     if not 0 < table.num_rows < SMALL or set(table.schema.types) not in ({pa.float64()}, {pa.float32()}):
         return None
     (batch,) = table.combine_chunks().to_batches()
-    x: ndarray = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
+    x = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
     return x
 
 

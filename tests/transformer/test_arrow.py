@@ -79,10 +79,14 @@ def test_fitting(make, parameters, weight):
 
 @pytest.mark.parametrize("small", [SMALL], indirect=True)
 def test_short_tables_are_copied():
-    for make in (table, chunks, uneven, polars):
-        x = arrow.short(arrow.table_of("", make()))
+    for t in (table(), chunks(), uneven(), polars(), arrow.table_of("", polars())):
+        x = arrow.short(t)
         assert_same(x, X)
         assert x.flags.f_contiguous and x.flags.writeable
+    one = polars()[:, :1]
+    assert BatchNormTransformer(copy=False).fit(one).transform(one).flags.writeable
+    assert_same(one.to_numpy(), X[:, :1])
+    assert arrow.short(polars().head(0)) is arrow.short(polars().with_row_index()) is arrow.short(X) is None
     assert arrow.short(table(X[:0])) is arrow.short(table(a=pa.float32())) is arrow.short(table().select([])) is None
     assert arrow.short(pa.table({"a": np.ones(SMALL)})) is None
 

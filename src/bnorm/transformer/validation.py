@@ -98,12 +98,14 @@ def aside(estimator: Any) -> Any:
 
 def columns(estimator: Any, X: Any, reset: bool) -> Dense | None:
     """A pyarrow RecordBatch or Table, or a polars DataFrame, as a table; None for any other X."""
-    table = arrow.table_of(WHO, X)
+    x = arrow.short(X)
+    table = X if x is not None else arrow.table_of(WHO, X)
     if table is None:
         return None
-    if reset or not named(estimator, table.column_names):
+    names = table.column_names if hasattr(table, "column_names") else table.columns  # of polars
+    if reset or not named(estimator, names):
         validate_data(estimator, table, reset=reset, skip_check_array=True)
-    x = arrow.short(table)
+    x = arrow.short(table) if x is None else x
     return InColumns(arrow.columns_of(WHO, table)) if x is None else Dense(x)
 
 
