@@ -141,7 +141,7 @@ def _of_blocks(
         found = engine.beside(partial(_of_frame, of_block), Moments.merge, given, weight)
     else:
         if weight is not None:
-            weight = engine.aligned(who, "weight", weight, x, axes)
+            weight = engine.aligned(who, "weight", weight, given, x, axes)
         found = engine.reduced(of_block, Moments.merge, x, axes, weight)
     return Moments._beside(found) if len(axes) == 1 else assembled(found, tuple(x.numblocks[axis] for axis in axes))
 

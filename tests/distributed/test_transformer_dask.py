@@ -236,6 +236,21 @@ def test_weights_in_other_partitions_than_the_rows(shuffled):
         bnorm.BatchNormTransformer().fit(lazy[["a"]], sample_weight=W)
 
 
+@pytest.mark.parametrize("way", ["shuffle", "set_index", "sort_values", "merge"])
+def test_arrays_of_weights_of_shuffled_frames(way):
+    """Dask would compute them apart from the rows, which then may be in another order."""
+    plain = dd.from_pandas(frame()[["a", "b"]].assign(key=np.arange(1000) % 40, w=W), npartitions=5)
+    lazy = plain.merge(plain, on="key") if way == "merge" else getattr(plain, way)("key")
+    a, w = ("a_x", "w_x") if way == "merge" else ("a", "w")
+    words = r"expected a Series with the \d+ partitions of the DataFrame, .* got Array$"
+    with pytest.raises(ValueError, match=f"^BatchNormTransformer: sample_weight: {words}"):
+        bnorm.BatchNormTransformer().fit(lazy[[a]], sample_weight=lazy[w].to_dask_array())
+    with pytest.raises(ValueError, match=f"^moments: weight: {words}"):
+        F.moments(lazy[[a]], weight=lazy[w].to_dask_array())
+    t = bnorm.BatchNormTransformer(momentum=None).fit(plain[["a"]], sample_weight=plain["w"].to_dask_array())
+    np.testing.assert_allclose(t.mean_, F.moments(frame()[["a"]], weight=W).mean, rtol=1e-12)
+
+
 def test_names_are_checked_before_anything_is_computed():
     lazy = dd.from_pandas(frame(), npartitions=5)
     t = bnorm.BatchNormTransformer().fit(lazy)

@@ -27,6 +27,8 @@ except ImportError as error:
 NAME = "Dask"
 computed = dask.compute
 FAN_IN = 8  # this many neighbors are merged by one task
+# Dask's expressions that shuffle rows.
+SHUFFLES = {"DropDuplicates", "GroupByApply", "Merge", "RearrangeByColumn", "SetIndex", "Shuffle", "SortValues"}
 
 
 def in_memory(name: str) -> str:
@@ -60,7 +62,7 @@ class Collection:
                 f"{self._who}: sample_weight: expected a Dask Series with the {self._X.npartitions} partitions of X, "
                 f"such as one of its columns, as their sizes are not known, got {type(sample_weight).__name__}"
             )
-        return aligned(self._who, "sample_weight", sample_weight, self._array(), (1,))
+        return aligned(self._who, "sample_weight", sample_weight, self._X, self._array(), (1,))
 
     def reduced(
         self, of_block: Callable[..., Any], merge: Callable[..., Any], weight: Any = None, together: bool = False
@@ -305,11 +307,16 @@ def mapped(function: Callable[[Any, Any], Any], x: Any, statistics: Any, like: A
     )
 
 
-def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """Return weights as a Dask array with the blocks of x.
+def aligned(who: str, name: str, weight: Any, given: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """Return weights as a Dask array with the blocks of x, which is the collection `given` as an array.
 
     weight: a Dask or other array in the shape of x without `axes`, or (N,), one per index of its first axis.
     """
+    if _is_frame(given) and not _is_frame(weight) and _is_shuffled(given):
+        raise ValueError(
+            f"{who}: {name}: expected a Series with the {given.npartitions} partitions of the DataFrame, such as one "
+            f"of its columns: rows that Dask shuffles may be in another order in an array, got {type(weight).__name__}"
+        )
     chunks = tuple(some for axis, some in enumerate(x.chunks) if axis not in axes)
     lazy = dask.is_dask_collection(weight)
     w: Any = array_of(who, name, weight) if lazy else np.asarray(weight)
@@ -332,6 +339,11 @@ def aligned(who: str, name: str, weight: Any, x: Any, axes: tuple[int, ...]) -> 
             )
         return w
     return w.rechunk(wanted)
+
+
+def _is_shuffled(frame: Any) -> bool:
+    """Whether Dask may compute the rows of a frame in another order each time, as far as names of expressions tell."""
+    return not SHUFFLES.isdisjoint(type(expression).__name__ for expression in frame.expr.walk())
 
 
 def chunked(a: Any, chunks: tuple[Any, ...]) -> Any:
