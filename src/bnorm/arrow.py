@@ -262,6 +262,12 @@ def short(table: Any) -> ndarray | None:
     return x
 
 
+def names_of(table: Any) -> list[str]:
+    """Return the names of the columns of a pyarrow Table or a polars DataFrame."""
+    names: list[str] = table.column_names if hasattr(table, "column_names") else table.columns
+    return names
+
+
 def of_arrays(batches: Iterable[Sequence[Any]]) -> Columns:
     """Return the columns of record batches, which are given as Arrow arrays of numbers."""
     arrays = list(batches)

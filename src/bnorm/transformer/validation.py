@@ -99,11 +99,12 @@ def aside(estimator: Any) -> Any:
 def columns(estimator: Any, X: Any, reset: bool) -> Dense | None:
     """A pyarrow RecordBatch or Table, or a polars DataFrame, as a table; None for any other X."""
     x = arrow.short(X)
-    table = X if x is not None else arrow.table_of(WHO, X)
+    if x is not None and not reset and named(estimator, arrow.names_of(X)):
+        return Dense(x)
+    table = arrow.table_of(WHO, X if x is None else X[:0])  # older versions of scikit-learn find no names in polars
     if table is None:
         return None
-    names = table.column_names if hasattr(table, "column_names") else table.columns  # of polars
-    if reset or not named(estimator, names):
+    if reset or not named(estimator, table.column_names):
         validate_data(estimator, table, reset=reset, skip_check_array=True)
     x = arrow.short(table) if x is None else x
     return InColumns(arrow.columns_of(WHO, table)) if x is None else Dense(x)
