@@ -38,6 +38,7 @@ from bnorm.kernels.cpu.jobs cimport (
     Loops,
     RowJob,
     Target,
+    bn_read_numbers,
     task_t,
 )
 from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL

@@ -71,6 +71,7 @@ cdef extern from "moving.h" nogil:
     ctypedef struct Batch "bn_batches":
         double[64] count, mean, m2, low, seen, pairs, last      # [BN_MOVED]
         int64_t[64] moved
+    void bn_read_numbers(bint, const void*, Py_ssize_t, Py_ssize_t, double*)
 
 
 ctypedef struct Job:

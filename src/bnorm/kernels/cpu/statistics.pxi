@@ -214,14 +214,6 @@ def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssi
     count_batch(counters, batches, rows, skipped, values)
 
 
-cdef inline void some(double* to, const double* values, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
-    """Copy n values, or zeros if there are none."""
-    if values == NULL:
-        memset(to, 0, n * sizeof(double))
-    else:
-        memcpy(to, values + at, n * sizeof(double))
-
-
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
          cnp.ndarray last=None, Py_ssize_t rows=0, Py_ssize_t batches=1, double typical=0.0, bint skipped=False,
          bint replace=False):
@@ -250,13 +242,13 @@ def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.n
         at = 0
         while at < n:
             size = min(<Py_ssize_t>BN_MOVED, n - at)
-            some(b.count, p, at, size)
-            some(b.mean, p + n, at, size)
-            some(b.m2, p + 2 * n, at, size)
-            some(b.low, p + 3 * n, at, size)
-            some(b.seen, p if seen is None else seen_, at, size)
-            some(b.pairs, <const double*>data(pairs), at, size)
-            some(b.last, <const double*>data(last), at, size)
+            bn_read_numbers(False, p, at, size, b.count)
+            bn_read_numbers(False, p + n, at, size, b.mean)
+            bn_read_numbers(False, p + 2 * n, at, size, b.m2)
+            bn_read_numbers(False, p + 3 * n, at, size, b.low)
+            bn_read_numbers(False, p if seen is None else seen_, at, size, b.seen)
+            bn_read_numbers(False, data(pairs), at, size, b.pairs)
+            bn_read_numbers(False, data(last), at, size, b.last)
             bad += loops.move(&target, at, size, &b, attempt == 0)
             at += size
         if attempt == 0:

@@ -43,7 +43,7 @@ BN_INLINE void bn_fill(double v, ptrdiff_t n, double *to)
 }
 
 /* Read n numbers from `at` on of float64, or if `single` of float32; zeros if there are none. */
-BN_INLINE void bn_gather(int single, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
+BN_INLINE void bn_read_numbers(int single, const void *from, ptrdiff_t at, ptrdiff_t n, double *to)
 {
     if (from == NULL)
         bn_fill(0.0, n, to);
@@ -55,7 +55,8 @@ BN_INLINE void bn_gather(int single, const void *from, ptrdiff_t at, ptrdiff_t n
 }
 
 /* Write those of channels that were moved, if there is memory for them. */
-BN_INLINE void bn_scatter(int single, const double *from, const int64_t *moved, ptrdiff_t n, void *to, ptrdiff_t at)
+BN_INLINE void bn_write_moved(int single, const double *from, const int64_t *moved, ptrdiff_t n, void *to,
+                              ptrdiff_t at)
 {
     double *wide = (double *)to;
     float *narrow = (float *)to;
@@ -70,8 +71,8 @@ BN_INLINE void bn_scatter(int single, const double *from, const int64_t *moved, 
 BN_INLINE bn_rule bn_of_mode(int mode, bn_rule r) { r.mode = mode; return r; }
 BN_INLINE bn_rule bn_whole_counts(bn_rule r) { r.ddof = 0.0; return r; }
 
-/* Write what n channels are after a batch, and into `moved` whether these numbers are sound. GCC vectorizes two loops, but
- * not one. */
+/* Write what n channels are after a batch, and into `moved` whether these numbers are sound. GCC vectorizes two loops,
+ * but not one. */
 BN_INLINE void bn_move_states(bn_rule r, const bn_states *s, bn_batches *b, ptrdiff_t n, bn_states *to)
 {
     for (ptrdiff_t c = 0; c < n; c++) {
@@ -96,9 +97,9 @@ BN_INLINE void bn_move_states(bn_rule r, const bn_states *s, bn_batches *b, ptrd
 /* Read the statistics of n channels from `at` on. To replace them is to pool the batch with nothing. */
 BN_INLINE void bn_read_states(const bn_target *t, ptrdiff_t at, ptrdiff_t n, const bn_batches *b, bn_states *s)
 {
-    bn_gather(t->single, t->mean, at, n, s->mean);
-    bn_gather(t->single, t->var, at, n, s->var);
-    bn_gather(0, t->low, at, n, s->low);
+    bn_read_numbers(t->single, t->mean, at, n, s->mean);
+    bn_read_numbers(t->single, t->var, at, n, s->var);
+    bn_read_numbers(0, t->low, at, n, s->low);
     if (t->replaces) {
         bn_fill(0.0, n, s->seen);
         bn_fill(0.0, n, s->weight);
@@ -106,21 +107,21 @@ BN_INLINE void bn_read_states(const bn_target *t, ptrdiff_t at, ptrdiff_t n, con
         memcpy(s->last, b->last, (size_t)n * sizeof(double));
         return;
     }
-    bn_gather(0, t->seen, at, n, s->seen);
+    bn_read_numbers(0, t->seen, at, n, s->seen);
     for (ptrdiff_t c = 0; c < n; c++)
         s->seen[c] += t->uncounted;
     if (t->weight != NULL)
-        bn_gather(0, t->weight, at, n, s->weight);
+        bn_read_numbers(0, t->weight, at, n, s->weight);
     else if (t->rule.mode == BN_POOL)
         memcpy(s->weight, s->seen, (size_t)n * sizeof(double));
     else
         bn_fill(BN_INFINITY, n, s->weight);
-    bn_gather(0, t->pairs, at, n, s->pairs);
-    bn_gather(0, t->last, at, n, s->last);
+    bn_read_numbers(0, t->pairs, at, n, s->pairs);
+    bn_read_numbers(0, t->last, at, n, s->last);
 }
 
-/* Write them. A channel whose count is 0 has missed a batch: from now on its average weighs less. With a count of NaN it
- * stays as it is. */
+/* Write them. A channel whose count is 0 has missed a batch: from now on its average weighs less. With a count of NaN
+ * it stays as it is. */
 BN_INLINE void bn_write_states(const bn_target *t, ptrdiff_t at, ptrdiff_t n, const bn_batches *b, bn_states *s)
 {
     const int averages = t->rule.mode == BN_AVERAGE;
@@ -133,13 +134,13 @@ BN_INLINE void bn_write_states(const bn_target *t, ptrdiff_t at, ptrdiff_t n, co
         for (ptrdiff_t c = 0; c < n; c++)
             if (b->count[c] == 0.0)
                 t->weight[at + c] = bn_weight_later(t->weight[at + c], t->rule);
-    bn_scatter(t->single, s->mean, b->moved, n, t->mean, at);
-    bn_scatter(t->single, s->var, b->moved, n, t->var, at);
-    bn_scatter(0, s->low, b->moved, n, t->low, at);
-    bn_scatter(0, s->seen, b->moved, n, t->seen, at);
-    bn_scatter(0, s->weight, b->moved, n, t->weight, at);
-    bn_scatter(0, s->pairs, b->moved, n, t->pairs, at);
-    bn_scatter(0, s->last, b->moved, n, t->last, at);
+    bn_write_moved(t->single, s->mean, b->moved, n, t->mean, at);
+    bn_write_moved(t->single, s->var, b->moved, n, t->var, at);
+    bn_write_moved(0, s->low, b->moved, n, t->low, at);
+    bn_write_moved(0, s->seen, b->moved, n, t->seen, at);
+    bn_write_moved(0, s->weight, b->moved, n, t->weight, at);
+    bn_write_moved(0, s->pairs, b->moved, n, t->pairs, at);
+    bn_write_moved(0, s->last, b->moved, n, t->last, at);
 }
 
 /* Move n <= BN_MOVED channels from `at` on by a batch, or with `test` only try. Return how many cannot be moved: a
