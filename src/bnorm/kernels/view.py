@@ -295,7 +295,7 @@ def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> lis
     """Return for each leading axis the indices or slices that cut the array. The axes after these are not cut."""
     piece = PIECE if isinstance(x, ndarray) else DEVICE_PIECE
     size = [int(x.itemsize) * prod(lengths[i:]) for i in range(len(lengths) + 1)]
-    whole = [slice(None)]
+    fit, whole = _fits(keeps), [slice(None)]
     if plain := _plain(x):
         fits = next(i for i in range(len(lengths) + 1) if _fits(keeps[i:]))
         if fits == 0 and not cached:
@@ -305,9 +305,9 @@ def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> lis
     one = size[0] // lengths[1] if len(lengths) > 1 and keeps[1] else piece + 1
     short = prod(n for keep, n in zip(keeps[1:], lengths[1:], strict=True) if not keep)
     few = not keeps[0] and max(1, piece // size[1]) < min(lengths[0], 2 * LONG / short)  # merging would take long
-    if not keeps[0] and one <= (piece // 256 if _fits(keeps) else piece) and (not _fits(keeps) or (few and not plain)):
+    if not keeps[0] and (few and not plain and one <= piece // 256 if fit else one <= piece):
         return [whole, _slices(lengths[1], piece // one)]  # all values of some channels
-    at = 0 if few and plain and _fits(keeps) else next(i for i in range(len(lengths)) if size[i + 1] <= piece)
+    at = 0 if fit and few and plain else next(i for i in range(len(lengths)) if size[i + 1] <= piece)
     step = max(1, piece // size[at + 1])
     if plain and _fits(keeps[at:]):
         step *= TWICE // PIECE
