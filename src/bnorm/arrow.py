@@ -189,12 +189,17 @@ def _exactly(x: ndarray, weight: ndarray | None, array: Any) -> tuple[ndarray, n
     return integers, there if weight is None else there * weight
 
 
+def _kind_of(value: Any) -> tuple[str, str]:
+    """Return the package and the name of a type, of a library that need not be imported."""
+    return type(value).__module__.partition(".")[0], type(value).__name__
+
+
 def table_of(who: str, given: Any) -> Any:
     """Return a pyarrow RecordBatch, Table, or polars DataFrame as a pyarrow Table, or None for other values.
 
     TypeError for tables that are not in memory, such as a LazyFrame.
     """
-    package, name = type(given).__module__.partition(".")[0], type(given).__name__
+    package, name = _kind_of(given)
     if (package, name) in NOT_IN_MEMORY:
         way = "collect() reads all of it" if package == "polars" else "call partial_fit for each of its batches"
         raise TypeError(f"{who}: X: expected a table in memory, got a {package} {name}: {way}")
@@ -246,12 +251,12 @@ def short(table: Any) -> ndarray | None:
     table: of pyarrow; of polars, whose conversion to Arrow would take longer still; or anything else.
     """
     x: ndarray
-    package, name = type(table).__module__.partition(".")[0], type(table).__name__
-    if (package, name) == ("polars", "DataFrame") and 0 < table.height < SMALL:
+    kind = _kind_of(table)
+    if kind == ("polars", "DataFrame") and 0 < table.height < SMALL:
         if {*map(str, table.dtypes)} in ({"Float64"}, {"Float32"}):
             x = table.to_numpy(order="fortran", writable=True)
             return x
-    if (package, name) != ("pyarrow", "Table"):
+    if kind != ("pyarrow", "Table"):
         return None
     import pyarrow as pa
 
