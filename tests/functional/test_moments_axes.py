@@ -235,6 +235,16 @@ def test_blocks_of_wide_rows_have_more_than_a_few_values_of_each_channel():
         np.testing.assert_array_equal(F.moments(rows, minmax=True).max, rows.max(axis=(0, *range(2, rows.ndim))))
 
 
+def test_blocks_of_cropped_images_have_many_values_of_each_channel():
+    """Each pixel is a channel, and a sample is too large to be copied with others."""
+    x = np.arange(32 * 16 * 90 * 90, dtype=np.float32).reshape(32, 16, 90, 90)
+    for crop in (x[:, :, 5:-5], x[..., 5:-5], x[:, :, 5:-5, 5:-5], x[..., ::-1]):
+        blocks = [block for place in view.kept(crop, (1, 2, 3)).places for block, _ in place]
+        assert all(len(block) == 32 and block.nbytes <= view.PIECE for block in blocks)
+        assert sum(block.size for block in blocks) == crop.size
+        np.testing.assert_array_equal(F.moments(crop, axis=(1, 2, 3), minmax=True).max, crop.max(axis=0))
+
+
 def test_no_copy_of_the_whole():
     import tracemalloc
 

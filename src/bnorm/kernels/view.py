@@ -33,6 +33,8 @@ from bnorm.kernels.cpu.entries import contiguous, copy_into, restored
 
 Shape = tuple[int, ...]
 Array = Any  # numpy.ndarray or cupy.ndarray: this file uses only what both have
+Blocks = Iterator[tuple[Array, Array | None]]  # values and weights
+Dims = list[tuple[bool, int]]  # of each axis, whether it is kept, and its length
 
 PIECE = 1 << 20  # at most so many bytes of a block that is copied, so that it stays in the cache
 TWICE = 1 << 22  # the same for a block that is read twice, without a copy
@@ -123,8 +125,7 @@ def put(out: Array, a: Array) -> None:
 
 def axes_in_memory(x: Array) -> Shape:
     """Return the axes of x, slowest first."""
-    strides = x.strides
-    return tuple(sorted(range(x.ndim), key=lambda i: -abs(strides[i])))
+    return tuple(sorted(range(x.ndim), key=lambda i: -abs(x.strides[i])))
 
 
 def ordered(a: Array, order: Shape | None) -> Array:
@@ -190,7 +191,7 @@ class Kept(NamedTuple):
     """An array cut into blocks. Each place has channels of its own, and one or more blocks to be merged."""
 
     shape: Shape  # of the statistics
-    places: Iterator[Iterator[tuple[Array, Array | None]]]  # blocks (outer, C, inner) and their weights (outer, inner)
+    places: Iterator[Blocks]  # blocks (outer, C, inner) and their weights (outer, inner)
     order: Array | None  # the index that puts the channels of all places, joined, in the order of the shape; or None
 
 
@@ -243,12 +244,12 @@ def first_kept(x: Array, axes: Shape) -> Shape:
     return tuple(sorted(axis for axis in order[at:] if axis not in axes)) + axes
 
 
-def _merged_axes(x: Array, keeps: list[bool], steps: list[int]) -> list[tuple[bool, int]]:
+def _merged_axes(x: Array, keeps: list[bool], steps: list[int]) -> Dims:
     """Return for each group of axes that are one axis in memory: whether it is kept, and its length.
 
     Axes of length 1 are left out. x: its axes in memory order; steps: the strides of the weights along these axes.
     """
-    dims: list[tuple[bool, int]] = []
+    dims: Dims = []
     before = 0, 0  # the strides of the group's last axis
     for keep, n, *strides in zip(keeps, x.shape, x.strides, steps, strict=True):
         if n == 1:
@@ -266,9 +267,7 @@ def _fits(keeps: list[bool]) -> bool:
     return sum(keep and not (i and keeps[i - 1]) for i, keep in enumerate(keeps)) <= 1
 
 
-def _places(
-    x: Array, dims: list[tuple[bool, int]], weight: Array | None, dtype: Any, cached: bool
-) -> Iterator[Iterator[tuple[Array, Array | None]]]:
+def _places(x: Array, dims: Dims, weight: Array | None, dtype: Any, cached: bool) -> Iterator[Blocks]:
     keeps, lengths = [keep for keep, _ in dims], [n for _, n in dims]
     x = x.reshape(lengths)  # views: only axes that are one in memory have become one
     w = None if weight is None else weight.reshape([n for keep, n in dims if not keep])
@@ -278,7 +277,7 @@ def _places(
     mine = [span if keep else [0] for keep, span in zip(leading, spans, strict=True)]
     others = [[0] if keep else span for keep, span in zip(leading, spans, strict=True)]
 
-    def blocks(place: Sequence[Any]) -> Iterator[tuple[Array, Array | None]]:
+    def blocks(place: Sequence[Any]) -> Blocks:
         for reduced in product(*others):
             at = tuple(p if keep else r for keep, p, r in zip(leading, place, reduced, strict=True))
             block, shape = _block(x[at], inside)
@@ -291,7 +290,7 @@ def _places(
     return (blocks(place) for place in product(*mine))
 
 
-def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> list[list[Any]]:
+def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> list[Sequence[Any]]:
     """Return for each leading axis the indices or slices that cut the array. The axes after these are not cut."""
     piece = PIECE if isinstance(x, ndarray) else DEVICE_PIECE
     size = [int(x.itemsize) * prod(lengths[i:]) for i in range(len(lengths) + 1)]
@@ -301,20 +300,24 @@ def _spans(keeps: list[bool], lengths: list[int], x: Array, cached: bool) -> lis
         if fits == 0 and not cached:
             return [whole]
         if fits and size[fits] >= WORTHWHILE and not (cached and size[fits] > piece):
-            return [list(range(n)) for n in lengths[:fits]]
-    one = size[0] // lengths[1] if len(lengths) > 1 and keeps[1] else piece + 1
-    short = prod(n for keep, n in zip(keeps[1:], lengths[1:], strict=True) if not keep)
-    few = not keeps[0] and max(1, piece // size[1]) < min(lengths[0], 2 * LONG / short)  # merging would take long
-    if not keeps[0] and (few and not plain and one <= piece // 256 if fit else one <= piece):
+            return [range(n) for n in lengths[:fits]]
+    if not fit and keeps[1] and not keeps[0] and (one := size[0] // lengths[1]) <= piece:
         return [whole, _slices(lengths[1], piece // one)]  # all values of some channels
-    at = 0 if fit and few and plain else next(i for i in range(len(lengths)) if size[i + 1] <= piece)
+    short = prod(n for keep, n in zip(keeps[1:], lengths[1:], strict=True) if not keep)
+    few = fit and not keeps[0] and max(1, piece // size[1]) < min(lengths[0], 2 * LONG / short)
+    if few and keeps[1] and not plain:  # some values of some channels, as merging those of whole rows would take long
+        rows = min(lengths[0], 8 * LONG // short)
+        at = next(i for i in range(1, len(lengths)) if rows * size[i + 1] <= piece)
+        some = _slices(lengths[at], piece // (rows * size[at + 1]))
+        return [_slices(lengths[0], rows), *map(range, lengths[1:at]), some]
+    at = 0 if few and plain else next(i for i in range(len(lengths)) if size[i + 1] <= piece)
     step = max(1, piece // size[at + 1])
     if plain and _fits(keeps[at:]):
         step *= TWICE // PIECE
-    if plain and not keeps[at] and _fits(keeps[at:]):  # a view may be larger: then merging takes little of the time
-        short = prod(n for keep, n in zip(keeps[at + 1 :], lengths[at + 1 :], strict=True) if not keep)
-        step = max(step, 2 * LONG // short)
-    return [*(list(range(n)) for n in lengths[:at]), _slices(lengths[at], step)]
+        if not keeps[at]:  # a view may be larger: then merging takes little of the time
+            short = prod(n for keep, n in zip(keeps[at + 1 :], lengths[at + 1 :], strict=True) if not keep)
+            step = max(step, 2 * LONG // short)
+    return [*map(range, lengths[:at]), _slices(lengths[at], step)]
 
 
 def _slices(n: int, step: int) -> list[slice]:
@@ -323,21 +326,16 @@ def _slices(n: int, step: int) -> list[slice]:
 
 def _block(tile: Array, keeps: list[bool]) -> tuple[Array, Shape]:
     """Return a part of the array as (outer, C, inner), copied if necessary, and the shape (outer, inner)."""
-    dtype = tile.dtype.newbyteorder("=")
     channels = prod(n for keep, n in zip(keeps, tile.shape, strict=True) if keep)
     values = tile.size // channels
     if _fits([keep for keep, n in zip(keeps, tile.shape, strict=True) if n > 1]):
-        outer = 1
-        for keep, n in zip(keeps, tile.shape, strict=True):
-            if keep and n > 1:
-                break
-            outer *= n
+        outer = prod(tile.shape[: next((i for i, n in enumerate(tile.shape) if keeps[i] and n > 1), tile.ndim)])
     else:
         reduced, own = ([i for i, keep in enumerate(keeps) if keep is wanted] for wanted in (False, True))
         outer = values if keeps[-1] else 1  # the fastest axis stays the fastest
         tile = tile.transpose([*reduced, *own] if keeps[-1] else [*own, *reduced])
     shape = outer, values // outer
-    return dense(tile, dtype).reshape(outer, channels, shape[1]), shape
+    return dense(tile, tile.dtype.newbyteorder("=")).reshape(outer, channels, shape[1]), shape
 
 
 # Layouts are pure functions of a few integers, and are cached because training asks for the same ones again and again.
