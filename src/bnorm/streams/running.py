@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from decimal import Context, Decimal
 from functools import partial
 from math import inf, prod
 from typing import Any, Self
@@ -302,6 +301,8 @@ def _age(momentum: float) -> float:
 
     In decimals, as the logarithms of C libraries differ in their last bits.
     """
+    from decimal import Context, Decimal  # late, as it takes a millisecond
+
     if momentum == 1:
         return SHORTEST
     digits = Context(prec=40 - Decimal(momentum).adjusted())
