@@ -37,9 +37,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     learned.
 
     Differences: results are accurate where scikit-learn's lose digits; a feature that had only NaN gets statistics as
-    soon as it has values; a sparse matrix may have duplicate entries; after an error the scaler has not changed. There
-    are no kernels for sample weights that are negative or add up to less than 1e-290, for devices other than CPU and
-    CUDA, or for tensors that require a gradient: scikit-learn's own code handles these.
+    soon as it has values, and keeps them in later batches that have only NaN; a sparse matrix may have duplicate
+    entries; after an error the scaler has not changed. There are no kernels for sample weights that are negative or add
+    up to less than 1e-290, for devices other than CPU and CUDA, or for tensors that require a gradient: scikit-learn's
+    own code handles these.
 
     Parameters
     ----------

@@ -136,6 +136,15 @@ def test_a_feature_that_was_all_nan_is_repaired():
     assert_close(ours.var_[2], once.var_[2], 16 * EPS * once.var_[2])
 
 
+def test_a_later_batch_of_nan_only_changes_nothing_of_a_feature():
+    x = values()
+    ours = StandardScaler().fit(x)
+    before = ours.mean_[2], ours.var_[2], ours.scale_[2]
+    ours.partial_fit(np.where(np.arange(5) == 2, np.nan, x))
+    assert (ours.mean_[2], ours.var_[2], ours.scale_[2]) == before
+    assert list(ours.n_samples_seen_) == [2 * len(x) if j != 2 else len(x) for j in range(5)]
+
+
 def test_float32_far_from_zero_is_right_where_theirs_is_not():
     x = (1e6 + np.random.default_rng(0).normal(size=(4000, 1))).astype(np.float32)
     exact = [Fraction(float(v)) for v in x[:, 0]]
