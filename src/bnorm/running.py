@@ -261,6 +261,7 @@ class Statistics:
         rows = 0 if self.mode == FADE and later is None else other.rows
         self.move(other.parts(), other.seen, other.pairs, last, rows=rows, batches=other.batches, finite=False)
 
+    @np.errstate(under="ignore")  # m2 of tiny values, or under tiny weights, is 0
     def parts(self) -> ndarray:
         """Return the parts of all values as of one batch; of a moving average as if all values weighed the same."""
         weight = self.seen if self.weight is None or self.mode == AVERAGE else self.weight
@@ -298,6 +299,7 @@ class Statistics:
         mean = np.zeros_like(self.mean, np.float64)
         return Statistics(mean, np.ones_like(mean), None, 0, self._nonfinite)
 
+    @np.errstate(under="ignore")  # as in `parts`
     def commit(self, pool: "Statistics", replace: bool) -> int:
         """Update by pooled statistics as one batch, or with `replace` replace the current statistics by them.
 

@@ -248,6 +248,14 @@ def test_float32_buffers_take_a_pool():
     assert bn.running_mean.dtype == bn.running_var.dtype == np.float32
 
 
+def test_a_pool_whose_sums_underflow():
+    """Where NumPy is set to raise at it, that is no reason to say that x is not finite."""
+    bn, x = bnorm.BatchNorm1d(2), np.arange(8.0).reshape(4, 2) * 1e-100
+    with np.errstate(all="raise"), bn.pooled_stats():
+        bn(x, weight=np.full(4, 1e-120))
+    assert (bn.num_batches_tracked, bn.num_batches_skipped) == (1, 0)
+
+
 def test_a_pool_that_float32_buffers_cannot_hold():
     """Every micro-batch is finite, and so is the pool, in float64."""
     parts = [x * [1, 1, 1e30, 1] for x in batches()]

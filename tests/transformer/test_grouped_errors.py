@@ -129,6 +129,26 @@ def test_merge_refuses():
         assert pickle.dumps(t._groups.__dict__) == before
 
 
+@pytest.mark.parametrize("way", [{}, {"halflife": 3.0}, {"halflife": "4s"}], ids=str)
+def test_underflow_is_no_failure(way):
+    """Where NumPy is set to raise at it, too: of rows that have faded, of tiny values and of tiny weights."""
+    keys, x = np.array([0.0, 0, 1, 1, 0, 1, 0, 1]), np.linspace(1, 2, 16).reshape(8, 2)
+    times = {"times": np.arange(8.0) * 1000} if way.get("halflife") == "4s" else {}
+    for scale, weight in ((1.0, 1e-200), (1e-160, 1.0), (1e-160, 1e-200)):
+        rows, weights = np.column_stack([keys, x * scale]), np.full(8, weight)
+
+        def learned(rows=rows, weights=weights):
+            t = GroupedTransformer(0, prior=2, **way).fit(rows, sample_weight=weights, **times)
+            t.partial_fit(rows, sample_weight=weights, **times).merge(t)
+            return t.means_, t.vars_, t.whole_.m2, t.transform(rows)
+
+        expected = learned()
+        with np.errstate(all="raise"):
+            found = learned()
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_keys_alone_are_no_table():
     with pytest.raises(ValueError, match=r"expected features besides the keys, got 2 feature\(s\)"):
         GroupedTransformer([0, 1]).fit([[1, 2]])

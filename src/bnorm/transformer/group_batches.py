@@ -113,6 +113,7 @@ def _since(later: Any, times: ndarray) -> ndarray:
     return ages
 
 
+@np.errstate(under="ignore")  # what has faded away is 0
 def _faded(
     x: Dense, codes: ndarray, n: int, weight: ndarray | None, ages: ndarray, halflife: float
 ) -> tuple[ndarray, ndarray, ndarray]:
@@ -146,13 +147,13 @@ def _faded(
     return parts, seen, last
 
 
-@np.errstate(over="ignore")
+@np.errstate(over="ignore", under="ignore")
 def _weights(ages: ndarray, halflife: float, weight: ndarray | None) -> ndarray:
     faded: ndarray = cpu.halved(ages.astype(np.float64) / -halflife)
     return faded if weight is None else faded * weight
 
 
-@np.errstate(over="ignore")
+@np.errstate(over="ignore", under="ignore")
 def _as_one(parts: ndarray, seen: ndarray, last: ndarray, rows: int, halflife: float) -> Step:
     """Merge all groups into one step. The ages of a feature count from its youngest value."""
     youngest = np.where(seen > 0, last, -np.inf).max(0)

@@ -198,7 +198,7 @@ class Groups:
         """Return one of the arrays, (G, C)."""
         return self.arrays[name][: len(self)]
 
-    @np.errstate(over="ignore")
+    @np.errstate(over="ignore", under="ignore")
     def weight(self, places: Any) -> ndarray:
         """Return as how many values groups count against a prior; if values fade, what is left of them now."""
         if self.halflife is None:  # in a moving average too, the values that have been seen
@@ -209,6 +209,7 @@ class Groups:
         left: ndarray = self.arrays["weight"][places] * cpu.halved((self.arrays["last"][places] - now) / self.halflife)
         return left
 
+    @np.errstate(under="ignore")  # of variances of tiny values
     def known(self, places: ndarray, prior: float) -> tuple[ndarray, ndarray]:
         """Return mean and variance of groups, (G, C), each with `prior` values of the whole; NaN without any value."""
         seen = self.arrays["seen"][places] > 0
