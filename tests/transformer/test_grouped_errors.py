@@ -111,6 +111,19 @@ def test_an_error_changes_nothing(parameters, change, error, message):
     assert pickle.dumps((t._groups.__dict__, t._places, t.n_features_in_)) == before
 
 
+def test_fit_transform_that_cannot_transform_learns_nothing():
+    """Rows without a key count for the whole, but unseen="error" refuses to transform them."""
+    x, t = table(), GroupedTransformer(1, unseen="error")
+    bad = np.where((np.arange(len(x)) == 3)[:, None] & (np.arange(4) == 1), np.nan, x)
+    for fitted in (False, True):
+        before = pickle.dumps(t.__dict__)
+        with pytest.raises(ValueError, match="got a missing key in row 3"):
+            t.fit_transform(bad)
+        assert pickle.dumps(t.__dict__) == before
+        if not fitted:
+            t.fit(x)
+
+
 def test_merge_refuses():
     x = table()
     t = GroupedTransformer(1).fit(x)

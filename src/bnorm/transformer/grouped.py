@@ -175,8 +175,13 @@ class GroupedTransformer(
         Y : ndarray or data frame of shape (n_samples, n_features)
             The features only; with keep_keys all columns.
         """
+        before = self.__dict__.copy()
         table, keys = self._begin(X, sample_weight, times, whole=True)
-        return self._result(X, table, keys)
+        try:
+            return self._result(X, table, keys)
+        except BaseException:  # with unseen="error" rows without a key can be learned, but not transformed
+            at_once([(self.__dict__.clear,), (self.__dict__.update, before)])
+            raise
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Update the statistics by one batch of the stream: those of the groups that have rows in it, and the whole.
