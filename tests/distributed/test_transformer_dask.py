@@ -360,6 +360,8 @@ def test_what_cannot_be_lazy_is_refused():
     with pytest.raises(TypeError, match=r"^BatchNormTransformer: dy: expected an array in memory, got a Dask Array"):
         t.backward(np.ones((10, 3)), ONES)
     t.set_output(transform="pandas")
-    for method in (t.transform, t.inverse_transform):
+    before = vars(t).copy()
+    for method in (t.transform, t.inverse_transform, t.fit_transform):
         with pytest.raises(ValueError, match=r"set_output: expected transform='default', as the result for a Dask"):
             method(ONES)
+    assert vars(t) == before  # fit_transform, which has learned by then, too
