@@ -11,10 +11,12 @@ import child
 pytestmark = pytest.mark.slow  # mypy reads NumPy's types
 
 RIGHT = """
+from typing import assert_type
 import numpy as np
 import bnorm
 from bnorm import functional as F
 from bnorm.distributed import spark
+from bnorm.layers.documents import public
 
 bn = bnorm.BatchNorm1d(3, activation="gelu", dtype=None, device=None)
 y = bn(np.ones((4, 3)))
@@ -39,6 +41,7 @@ layer = bnorm.load("layer.npz", bnorm.BatchNorm1d)
 y = layer(y)
 total: bnorm.Moments = bnorm.load("moments.npz", bnorm.Moments)
 print(bnorm.load("scaler.npz", bnorm.BatchNormTransformer).scale_.max(), total.mean)
+assert_type(public()(bnorm.LayerNorm), type[bnorm.LayerNorm])  # pyright takes the type of a class from its decorator
 """
 WRONG = {
     "F.moments([[1.0]]).digest()": "no attribute",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
@@ -97,7 +98,7 @@ normalizes = partial(described, OF_CALLS, Y)  # for `__call__`
 OWN = ("__init__", "__call__")  # the methods that `public` copies for each class
 
 
-def public(**texts: str) -> Any:
+def public(**texts: str) -> Callable[[Class], Class]:
     """Finish a public class: Python's errors name it, not its base class, and its docstring lists all parameters.
 
     texts: descriptions of parameters that mean something else in this class.
