@@ -167,6 +167,24 @@ def test_keys_alone_are_no_table():
         GroupedTransformer([0, 1]).fit([[1, 2]])
 
 
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.parametrize("call", ["transform", "partial_fit", "inverse_transform"])
+def test_arrays_of_another_width_after_a_frame(call):
+    t = GroupedTransformer("key").fit(frame(table()).iloc[:, ::-1])  # the keys are not the first column
+    for width in (2, 5):
+        with pytest.raises(ValueError, match=f"X has {width} features, but GroupedTransformer is expecting 4"):
+            getattr(t, call)(np.ones((3, width)))
+
+
+def test_single_values_are_no_table():
+    t = GroupedTransformer(0).fit([[1, 2.0], [2, 3.0]])
+    for value in (3.0, np.float64(3), np.array(3.0)):
+        with pytest.raises(ValueError, match="Expected 2D array, got scalar array"):
+            t.inverse_transform(value)
+        with pytest.raises(TypeError, match="keys: column 0: expected a key for each row, got "):
+            t.inverse_transform([[2.0]], keys=value)
+
+
 def test_not_fitted():
     for call in (lambda t: t.transform([[1, 2]]), lambda t: t.means_, lambda t: t.save("x.npz")):
         with pytest.raises(NotFittedError):

@@ -197,7 +197,7 @@ def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
             raise ValueError(f"{WHO}: keys: expected columns {wanted}, as in fit, got {given}")
         columns = [columns[given.index(name)] for name in wanted]
     for name, values in zip(names, columns, strict=True):
-        if isinstance(values, str) or not hasattr(values, "__len__"):
+        if isinstance(values, str) or not hasattr(values, "__len__") or getattr(values, "shape", None) == ():
             raise TypeError(f"{WHO}: keys: column {name}: expected a key for each row, got {checks.type_name(values)}")
     return list(zip(names, columns, strict=True))
 
@@ -206,7 +206,7 @@ def _apart(
     estimator: Any, X: Any, names: list[Any] | None, width: int, reset: bool, keys: Any
 ) -> tuple[list[int], list[int]]:
     """Return the positions of keys and features. Scikit-learn checks the number and the names of the columns."""
-    if keys is None and (reset or names is None or not named(estimator, names)):
+    if keys is None and (reset or names is None or len(names) != width or not named(estimator, names)):
         validate_data(estimator, X, reset=reset, skip_check_array=True)
     places = estimator._places if keys is not None else _places(estimator, names, width, reset)
     others = [j for j in range(width) if keys is not None or j not in places]

@@ -251,7 +251,7 @@ class GroupedTransformer(
         """
         self._check_fitted()
         X = without(X, self._column)
-        width = getattr(X, "shape", (0, 0))[-1]
+        width = (getattr(X, "shape", None) or (0,))[-1]
         if keys is None and width == self._groups.channels != self.n_features_in_:
             raise ValueError(
                 f"{WHO}: inverse_transform: keys: expected the keys of the rows, as X has features only, got None"
