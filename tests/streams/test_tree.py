@@ -185,6 +185,21 @@ def test_a_file_keeps_the_mode_of_each_part(rng, tmp_path, suffix):
         tree["position"].train()
 
 
+def test_examples_of_other_libraries():
+    pd, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
+    obs = {"a": torch.ones(3), "b": pd.DataFrame({"x": [1.0, 2.0]}), "c": torch.tensor(2), "d": pd.Series(["left"])}
+    tree = RunningNorm.tree(obs)
+    assert [tree[name] and tree[name].shape for name in "abcd"] == [(3,), (2, 1), None, None]
+    z = tree(obs)
+    assert z["a"].tolist() == [0, 0, 0]
+    assert (tree["b"].mean.tolist(), z["c"] is obs["c"], z["d"] is obs["d"]) == ([[1], [2]], True, True)
+    for bad in (torch.ones(3, requires_grad=True), torch.ones(3, dtype=torch.bfloat16)):
+        with pytest.raises(
+            TypeError, match=r"^RunningNorm.tree: space_or_example: expected arrays that NumPy can read"
+        ):
+            RunningNorm.tree({"a": bad})
+
+
 def test_only_trees_are_added():
     tree = RunningNormTree({"a": RunningNorm(2)})
     for add in (lambda: tree + 1, lambda: 1 + tree, lambda: tree - 1):

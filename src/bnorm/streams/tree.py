@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from bnorm import checks
-from bnorm.kernels import kind_of
+from bnorm.kernels import BACKENDS, kind_of
 from bnorm.layers import state
 from bnorm.streams.base import Normalizer
 from bnorm.streams.statistics import Followed
@@ -237,10 +237,16 @@ def _grown(make: Callable[[Any], Any], given: Any) -> Any:
         return RunningNormTree({name: _grown(make, part) for name, part in given.items()})
     if isinstance(given, tuple):
         return RunningNormTree(tuple(_grown(make, part) for part in given))
+    kind = kind_of(given)
     try:
-        a = given if kind_of(given) is not None else np.asarray(given)
-    except ValueError:  # lists of different lengths
-        return None
+        a = BACKENDS[kind or np.ndarray].asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if kind is None:  # such as lists of different lengths
+            return None
+        raise TypeError(
+            f"RunningNorm.tree: space_or_example: expected arrays that NumPy can read, got {checks.type_name(given)}: "
+            f"{error}"
+        ) from error
     return make(tuple(a.shape)) if a.dtype.kind == "f" else None
 
 
