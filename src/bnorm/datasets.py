@@ -128,9 +128,11 @@ def part_of(options: Options, i: int, item: Any) -> Part:
     item, weight = unpacked(who, item, options.exact)
     if (columns := columns_of(who, item)) is None:
         return Part(*_of_array(who, item, options.axis, weight, options), None)
+    if not columns:
+        raise ValueError(f"{who}: expected a table with columns, got a {checks.type_name(item)} without any")
     if options.axis not in (1, -1):
         raise ValueError(f"{who}: axis: expected 1, that of the columns, for a table, got {options.axis!r}")
-    if weight is None and options.delta is None and not options.exact and columns:
+    if weight is None and options.delta is None and not options.exact:
         if (moments := _of_short(who, columns, options)) is not None:
             return Part(moments, None, tuple(columns))
     found = [_of_array(f"{who}: column {name!r}", x, (), weight, options) for name, x in columns.items()]

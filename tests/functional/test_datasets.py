@@ -205,6 +205,13 @@ def test_columns_of_one_name_are_refused():
             dataset_moments([table])
 
 
+def test_tables_without_columns_are_refused():
+    pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
+    for table in (pd.DataFrame(), pd.DataFrame(index=range(3)), pa.table({})):
+        with pytest.raises(ValueError, match=r"item 0: expected a table with columns, got a \S+ without any"):
+            dataset_moments([table])
+
+
 def test_tables_without_numbers_are_refused():
     pa, pd = pytest.importorskip("pyarrow"), pytest.importorskip("pandas")
     given = ["x"], ["1", "2"], [b"1", None], [0.5, "2"]  # text of numbers is text too
