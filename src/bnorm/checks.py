@@ -202,7 +202,7 @@ def groups(who: str, num_groups: object, channels: int) -> int:
 
 def number(who: str, name: str, value: object) -> float:
     """Return a real number as a float, infinite if it is too large."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool | np.timedelta64) or not isinstance(value, numbers.Real):  # NumPy calls a time an integer
         raise TypeError(f"{who}: {name}: expected a real number, got {value!r}")
     try:
         return float(value)

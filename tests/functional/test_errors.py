@@ -102,6 +102,7 @@ BAD = [
     ("batch_norm", BATCH, {"eps": "1e-5"}, TypeError, "eps", "real number"),
     ("batch_norm", BATCH, {"eps": None}, TypeError, "eps", "None"),
     ("batch_norm", BATCH, {"eps": True}, TypeError, "eps", "True"),
+    ("batch_norm", BATCH, {"eps": np.timedelta64(1, "ns")}, TypeError, "eps", "real number, got np.timedelta64"),
     ("layer_norm", LAYER, {"eps": -1}, ValueError, "eps", "got -1"),
     ("rms_norm", LAYER, {"eps": 1j}, TypeError, "eps", "1j"),
     ("group_norm", GROUP, {"eps": np.float32(-1)}, ValueError, "eps", ">= 0"),

@@ -299,6 +299,7 @@ def test_errors_change_nothing(rng, call, error, message):
         ({"momentum": 1.5}, "momentum"),
         ({"momentum": 0.1, "halflife": 5}, "halflife: expected None with momentum=0.1, got 5"),
         ({"halflife": 0}, "halflife: expected a finite number above 0"),
+        *(({"halflife": np.timedelta64(5, unit)}, "halflife: expected a real number") for unit in ("ns", "s")),
         ({"halflife": np.inf}, "halflife: expected a finite number above 0"),
         ({"nonfinite": "propagate"}, "nonfinite: expected one of 'skip', 'raise'"),
         ({"dtype": "float16"}, "dtype"),
