@@ -226,6 +226,9 @@ def test_what_has_no_partial_fit_is_fitted_on_the_first_batch():
     model = make_pipeline(columns, SGDRegressor(random_state=0))
     with pytest.raises(ValueError, match="fit_first=True fits such steps on the first batch"):
         partial_fit_pipeline(model, frame, frame.a)
+    for value in ("no", 1, None):
+        with pytest.raises(TypeError, match="partial_fit_pipeline: fit_first: expected True or False, got "):
+            partial_fit_pipeline(model, frame, frame.a, fit_first=value)
     assert not hasattr(columns, "transformers_")
     for rows in (slice(0, 6), slice(6, 12)):
         partial_fit_pipeline(model, frame[rows], frame.a[rows], fit_first=True)

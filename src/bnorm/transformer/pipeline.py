@@ -21,6 +21,7 @@ from sklearn.utils import check_consistent_length, get_tags
 from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.validation import check_is_fitted
 
+from bnorm import checks
 from bnorm.transformer.estimator import BatchNormTransformer
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.times import names_of, separated
@@ -96,6 +97,7 @@ def partial_fit_pipeline(
         raise TypeError(
             f"{WHO}: pipeline: expected a Pipeline, FeatureUnion or ColumnTransformer, got {type(pipeline).__name__}"
         )
+    fit_first = checks.flag(WHO, "fit_first", fit_first)
     parts = list(_parts(pipeline, ""))
     for path, part in parts:
         _check(part, path, fit_first)
