@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 import child
-from bnorm import BatchNormTransformer, GroupedTransformer
+from bnorm import BatchNorm1d, BatchNormTransformer, GroupedTransformer
 from bnorm.plot import NormalizationDisplay, RunningStatsDisplay
 from bnorm.plot.drawing import SECOND
 from bnorm.transformer.durations import nanoseconds
@@ -317,6 +317,8 @@ def test_errors():
     x = next(stream(2))
     with pytest.raises(ValueError, match="expected one with one output for each feature, got PolynomialFeatures"):
         NormalizationDisplay.from_estimator(PolynomialFeatures().fit(x), x)
+    with pytest.raises(TypeError, match=r"Display: estimator: expected a transformer, got bnorm.*BatchNorm1d"):
+        NormalizationDisplay.from_estimator(BatchNorm1d(2), x)
     with pytest.raises(TypeError, match="expected one with mean_ and var_, got GroupedTransformer: see GroupsDisplay"):
         RunningStatsDisplay.from_estimator(GroupedTransformer(0).fit(x.round()))
 

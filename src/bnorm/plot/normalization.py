@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from bnorm.checks import type_name
 from bnorm.kernels import kernels_for
 from bnorm.plot.drawing import (
     FIRST,
@@ -105,6 +106,8 @@ class NormalizationDisplay(Display):
         -------
         display : NormalizationDisplay
         """
+        if not hasattr(estimator, "transform"):
+            raise TypeError(f"{cls.__name__}: estimator: expected a transformer, got {type_name(estimator)}")
         kernels_for(X, cls.__name__, "X")  # a TypeError if X is lazy
         after = host(estimator.transform(X))
         names = names_of(estimator, after.shape[1])
