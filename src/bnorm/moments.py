@@ -258,18 +258,18 @@ class Moments:
         extremes = None if self._extremes is None else moved(self._extremes, kind)
         return self._from_parts(moved(self._parts, kind), self._shape, extremes)
 
-    def __add__(self, other: object) -> Moments:
+    def __add__(self, other: object) -> Self:
         if not isinstance(other, Moments):
             return NotImplemented
         if self.exact or other.exact:
-            return Moments.merge([self, other])
+            return self.merge([self, other])
         mine, others = self._parts, other._parts
         plain = self._extremes is None and other._extremes is None
         if plain and type(mine) is type(others) and self._shape == other._shape:
-            return Moments._from_parts(BACKENDS[type(mine)].merge([mine, others]), self._shape)
-        return Moments.merge([self, other])
+            return self._from_parts(BACKENDS[type(mine)].merge([mine, others]), self._shape)
+        return self.merge([self, other])
 
-    def __radd__(self, other: object) -> Moments:
+    def __radd__(self, other: object) -> Self:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # where sum() starts
 
     def __sub__(self, other: object) -> Moments:
