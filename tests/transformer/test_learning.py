@@ -106,7 +106,7 @@ def test_order_of_calls_and_arguments():
     for rate, error in [("0.1", TypeError), (True, TypeError), (np.inf, ValueError)]:
         with pytest.raises(error, match="BatchNormTransformer: learning_rate: expected a"):
             t.step(rate)
-    with pytest.raises(ValueError, match=r"dy: expected the shape of x, \(60, 4\), got \(60, 3\)"):
+    with pytest.raises(ValueError, match=r"dY: expected the shape of x, \(60, 4\), got \(60, 3\)"):
         t.backward(table(), table()[:, :3])
 
 

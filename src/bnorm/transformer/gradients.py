@@ -36,7 +36,7 @@ class Learned:
         """
         self._check_fitted()
         x = checks.floating(self._table(X).dense())
-        dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x))
+        dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x), "dY")
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx
 
