@@ -21,7 +21,7 @@ PIECE = 1 << 22  # bytes of differences that are computed at a time
 class Options(NamedTuple):
     """How the moments of an item are computed."""
 
-    axis: int | tuple[int, ...]
+    axis: int | tuple[int, ...] | list[int]
     skipna: bool
     exact: bool
     minmax: bool
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 def dataset_moments(
     iterable: Iterable[Any],
     *,
-    axis: int | tuple[int, ...] = 1,
+    axis: int | tuple[int, ...] | list[int] = 1,
     workers: int = 1,
     minmax: bool = False,
     skipna: bool = False,

@@ -39,7 +39,7 @@ __all__ = [
     "rms_norm",
 ]
 
-Shape = int | tuple[int, ...]
+Shape = int | tuple[int, ...] | list[int]
 
 
 @normalizes()
@@ -267,7 +267,7 @@ def moments(
 def moments(
     x: ArrayLike,
     *,
-    axis: int | tuple[int, ...] = 1,
+    axis: int | tuple[int, ...] | list[int] = 1,
     weight: ArrayLike | None = None,
     skipna: bool = False,
     exact: bool = False,

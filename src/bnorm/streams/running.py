@@ -74,7 +74,7 @@ class RunningNorm(Followed):
 
     def __init__(
         self,
-        shape: int | tuple[int, ...],
+        shape: int | tuple[int, ...] | list[int],
         *,
         clip: float | None = None,
         eps: float = 1e-8,
