@@ -138,7 +138,7 @@ def _of_blocks(
     axes = kept_axes(who, axis, x.shape)
     of_block = partial(_of_one, who, axes if isinstance(axis, tuple | list) else axes[0], skipna, in_integers, minmax)
     if axes in ((), (1,)) and engine.is_beside(given, weight):
-        found = engine.beside(partial(_of_frame, of_block), Moments.merge, given, weight)
+        found = engine.beside(partial(_of_frame, of_block), Moments.merge, engine.ordered(who, given), weight)
     else:
         if weight is not None:
             weight = engine.aligned(who, "weight", weight, given, x, axes)

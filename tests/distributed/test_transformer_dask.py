@@ -192,6 +192,37 @@ def test_a_frame_with_an_empty_partition():
     assert len(t.transform(few).compute()) == 299
 
 
+@pytest.mark.parametrize("by", [None, "k"])
+@pytest.mark.parametrize("way", ["fit", "fit weighted", "dask.fit"])
+def test_partitions_whose_columns_are_in_another_order(by, way):
+    whole = pd.DataFrame({"k": [1, 2] * 5, "a": np.arange(10.0), "b": 100 - np.arange(10.0)})
+    parts = [whole[:4], whole[4:][["b", "k", "a"]]]
+    frame = dd.from_map(lambda part: part, parts, meta=whole[:0])
+    own, w = (frame, frame["a"]) if way == "fit weighted" else (frame, None)
+    new = bnorm.GroupedTransformer(by) if by else bnorm.BatchNormTransformer(momentum=None)
+    want = type(new)(**new.get_params()).fit(whole, sample_weight=None if w is None else whole["a"])
+    t = blocks.fit(new, own) if way == "dask.fit" else new.fit(own, sample_weight=w)
+    y = want.set_output(transform="pandas").transform(whole)
+    np.testing.assert_allclose(t.transform(frame).compute(), y, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(blocks.transform(t, frame.assign(c=1)).compute()[list(y)], y, rtol=1e-12, atol=1e-14)
+    m = F.moments(frame, weight=w)
+    same = F.moments(whole.to_numpy(), weight=None if w is None else whole["a"].to_numpy())
+    np.testing.assert_allclose(m.mean, same.mean, rtol=1e-14)
+
+
+@pytest.mark.parametrize("by", [None, "k"])
+@pytest.mark.parametrize("change", [{"a": "k"}, {"a": "b"}, {"b": "c"}], ids=str)
+def test_partitions_without_some_columns(by, change):
+    whole = pd.DataFrame({"k": [1, 2], "a": [1.0, 2.0], "b": [3.0, 4.0]})
+    parts = [whole, whole.rename(columns=change)]
+    frame = dd.from_map(lambda part: part, parts, meta=whole[:0])
+    t = bnorm.GroupedTransformer(by) if by else bnorm.BatchNormTransformer(momentum=None)
+    with pytest.raises(ValueError, match=r"Transformer: expected the columns \['k', 'a', 'b'\] in all partitions, got"):
+        t.fit(frame)
+    with pytest.raises(ValueError, match="expected the columns"):
+        t.fit(whole).transform(frame).compute()
+
+
 @pytest.fixture
 def shuffled():
     """A frame whose rows Dask has shuffled: into another order, if it is asked for other columns."""

@@ -44,8 +44,8 @@ class Collection:
     """
 
     def __init__(self, who: str, X: Any) -> None:
-        self._who, self._X = who, X
         self._is_frame = _is_frame(X) and X.ndim == 2
+        self._who, self._X = who, ordered(who, X) if self._is_frame else X
         self.sample = X._meta_nonempty if self._is_frame else _sample(who, array_of(who, "X", X))
         self.rows = nan if self._is_frame else X.shape[0]
 
@@ -168,7 +168,7 @@ def transform(t: Any, data: Any, columns: Sequence[str] | None = None) -> Any:
     y = t.transform(chosen)
     if not _is_frame(data) or list(y.columns) == list(data.columns):
         return y
-    return data.map_partitions(_replaced, y, meta=_replaced(data._meta, y._meta))
+    return ordered("dask.transform", data).map_partitions(_replaced, y, meta=_replaced(data._meta, y._meta))
 
 
 def _state(reading: Learning, frame: Any) -> bytes:
@@ -240,12 +240,27 @@ def _frame_mapped(
     return result if len(set(dtypes)) < 2 else result.astype(dict(zip(frame.columns, dtypes, strict=True)))
 
 
+def ordered(who: str, frame: Any) -> Any:
+    """The same DataFrame, whose partitions all have its columns in its order. Dask does not see to it."""
+    in_order = partial(_in_order, who, frame._meta.columns)
+    return frame.map_partitions(in_order, meta=frame._meta, enforce_metadata=False)
+
+
+def _in_order(who: str, columns: Any, frame: Any) -> Any:
+    if frame.columns.equals(columns):
+        return frame
+    found = list(frame.columns)
+    if len(found) != len(columns) or len(set(found)) < len(found) or set(found) != set(columns):
+        raise ValueError(f"{who}: expected the columns {list(columns)} in all partitions, got {found}")
+    return frame[list(columns)]
+
+
 def array_of(who: str, name: str, value: Any) -> Any:
     """A Dask array or DataFrame as a Dask array; TypeError for any other value. Nothing is computed."""
     if isinstance(value, da.Array):
         return value
     if _is_frame(value):
-        return value.to_dask_array()
+        return (ordered(who, value) if value.ndim == 2 else value).to_dask_array()
     raise TypeError(f"{who}: {name}: expected a Dask array or DataFrame, got {type(value).__name__}")
 
 

@@ -1,9 +1,9 @@
 """Lazy collections, and the engines that compute them. An engine is one line here, and one module.
 
 The module of an engine has a NAME for messages; `in_memory`, which says how to get an array; `array_of`, `aligned` and
-`reduced` for arrays of any shape; `is_beside`, `beside` and `partitions` for data frames with a series of weights; and
-`Collection`, a table that `transformer/blocks.py` uses. It is imported only if there is a collection: engines are
-recognized through `sys.modules`.
+`reduced` for arrays of any shape; `is_beside`, `beside` and `partitions` for data frames with a series of weights;
+`ordered`, a data frame whose partitions have its columns; and `Collection`, a table that `transformer/blocks.py` uses.
+It is imported only if there is a collection: engines are recognized through `sys.modules`.
 """
 
 import sys

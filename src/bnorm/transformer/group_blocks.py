@@ -45,7 +45,7 @@ def batch_of(t: Any, X: Any, sample_weight: Any, times: Any) -> Batch:
     _check_partitions("sample_weight", sample_weight, X, engine)
     if type(times) is not str:
         _check_partitions("times", times, X, engine)
-    parts = engine.partitions(partial(_learned, clone(t)), X, sample_weight, times)
+    parts = engine.partitions(partial(_learned, clone(t)), engine.ordered(WHO, X), sample_weight, times)
     (found,) = engine.computed(engine.tree(parts, partial(_united, t.halflife)))
     if found is None:
         raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required by {WHO}.")
@@ -68,7 +68,7 @@ def mapped(t: Any, X: Any, table: Split) -> Any:
         y = table.with_keys(as_now, y)
     like = in_container("transform", y, table.given, as_now).iloc[:0]
     as_now.set_params(unseen=t.unseen)
-    return X.map_partitions(partial(_transformed, as_now, like), meta=like)
+    return engine_of(X).ordered(WHO, X).map_partitions(partial(_transformed, as_now, like), meta=like)
 
 
 def _check_partitions(name: str, given: Any, X: Any, engine: Any) -> None:
