@@ -17,6 +17,7 @@ from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.engines import engine_of
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
+from bnorm.transformer.fitted import restored_after_errors
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
 from bnorm.transformer.tables import Dense
 from bnorm.transformer.validation import INTEGERS, READ, Callbacks, aside, float_types, native, of_frame, plain
@@ -205,16 +206,11 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return self
 
     def _learn_by_sklearn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
-        before = self.__dict__.copy()
-        try:
+        with restored_after_errors(self):
             if anew:
                 for name in FITTED:
                     self.__dict__.pop(name, None)
             return super().partial_fit(X, y, sample_weight)  # type: ignore[no-any-return]
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
 
     def _is_plain(self, X: Any, in_place: bool = False, anew: bool = False) -> bool:
         """Whether scikit-learn would accept X without a conversion, and nothing else needs a check."""

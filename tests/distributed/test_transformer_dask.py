@@ -388,7 +388,7 @@ def test_what_cannot_be_lazy_is_refused():
     t = bnorm.BatchNormTransformer().fit(ONES)
     with pytest.raises(TypeError, match=r"^BatchNormTransformer: backward: X: expected an array in memory, got a Dask"):
         t.backward(ONES, np.ones((10, 3)))
-    with pytest.raises(TypeError, match=r"^BatchNormTransformer: dy: expected an array in memory, got a Dask Array"):
+    with pytest.raises(TypeError, match=r"^BatchNormTransformer: dY: expected an array in memory, got a Dask Array"):
         t.backward(np.ones((10, 3)), ONES)
     t.set_output(transform="pandas")
     before = vars(t).copy()

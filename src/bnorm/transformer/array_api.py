@@ -14,7 +14,7 @@ from sklearn import get_config
 
 from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.kernels import BACKENDS
-from bnorm.transformer.fitted import at_once
+from bnorm.transformer.fitted import restored_after_errors
 from bnorm.transformer.validation import is_iterable
 
 METHODS = ("fit", "partial_fit", "transform", "inverse_transform", "backward", "forget")
@@ -51,12 +51,8 @@ class AnyLibrary:
         """
         if is_iterable(X):  # `fit` would take it
             raise _only_fitted("fit_transform", X)
-        before = self.__dict__.copy()
-        try:
+        with restored_after_errors(self):  # lazy tables with set_output can be learned, but not transformed
             return super().fit_transform(X, y, **fit_params)  # type: ignore[misc]
-        except BaseException:  # some tables can be learned, but not transformed: lazy ones with set_output
-            at_once([(self.__dict__.clear,), (self.__dict__.update, before)])
-            raise
 
 
 def _any_library(method: Callable[..., Any]) -> Callable[..., Any]:

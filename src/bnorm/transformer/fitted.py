@@ -36,6 +36,17 @@ def at_once(calls: list[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> None:
     deque(starmap(call, calls), maxlen=0)
 
 
+@contextmanager
+def restored_after_errors(estimator: Any) -> Iterator[None]:
+    """Give an estimator its attributes back after an error. For calls that replace them, and change none in place."""
+    before = estimator.__dict__.copy()
+    try:
+        yield
+    except BaseException:
+        at_once([(estimator.__dict__.clear,), (estimator.__dict__.update, before)])
+        raise
+
+
 class Fitted:
     """What a stream has taught. It starts with NaN in the arrays `mean` and `var`. After an error nothing has changed.
 

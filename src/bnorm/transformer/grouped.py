@@ -12,7 +12,7 @@ from bnorm.kernels.engines import engine_of
 from bnorm.running import TooLarge
 from bnorm.transformer import group_blocks, group_parameters, tables
 from bnorm.transformer.durations import DURATION, is_duration
-from bnorm.transformer.fitted import at_once, ticks
+from bnorm.transformer.fitted import at_once, restored_after_errors, ticks
 from bnorm.transformer.group_attributes import Attributes
 from bnorm.transformer.group_batches import Batch, batch_of, mapped
 from bnorm.transformer.group_saving import Savable
@@ -175,13 +175,9 @@ class GroupedTransformer(
         Y : ndarray or data frame of shape (n_samples, n_features)
             The features only; with keep_keys all columns.
         """
-        before = self.__dict__.copy()
-        table, keys = self._begin(X, sample_weight, times, whole=True)
-        try:
+        with restored_after_errors(self):  # with unseen="error", rows without a key can be learned, but not transformed
+            table, keys = self._begin(X, sample_weight, times, whole=True)
             return self._result(X, table, keys)
-        except BaseException:  # with unseen="error" rows without a key can be learned, but not transformed
-            at_once([(self.__dict__.clear,), (self.__dict__.update, before)])
-            raise
 
     def partial_fit(self, X: Any, y: None = None, sample_weight: Any = None, times: Any = None) -> Self:
         """Update the statistics by one batch of the stream: those of the groups that have rows in it, and the whole.
