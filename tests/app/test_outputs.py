@@ -279,6 +279,24 @@ def test_an_interrupt_after_an_interrupt(command, tmp_path, monkeypatch, first):
     assert (again[last + 1], again.count("--resume")) == (str(tmp_path / "c.npz"), 1 + (first != "c.npz"))
 
 
+def test_an_interrupt_of_a_command_whose_files_begin_with_a_dash(command, tmp_path, monkeypatch):
+    """What continues it stands before the mark behind which all arguments are files."""
+    from bnorm.app.fitting import Learner
+    from bnorm.app.progress import Interrupted
+
+    def interrupted(self, pieces):
+        raise Interrupted(130)
+
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "-x.csv", table(100))
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "add", interrupted)
+        done = command.run("fit", "-o", "s.npz", "--checkpoint", "c.npz", "--", "-x.csv")
+    again = done.err.splitlines()[1].removeprefix("bnorm: to continue: ")
+    assert again == "bnorm fit -o s.npz --checkpoint c.npz --resume c.npz -- -x.csv"
+    command(*shlex.split(again)[1:])
+
+
 def test_resume_of_another_command(command, tmp_path):
     data = write(tmp_path / "x.csv", table(100))
     checkpoint = tmp_path / "c.npz"

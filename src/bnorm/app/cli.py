@@ -350,7 +350,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.goes_on:
             given = sys.argv[1:] if argv is None else list(argv)
             more = [] if args.resume in (True, args.goes_on[-1]) else args.goes_on  # the last --resume counts
-            print(f"bnorm: to continue: {shlex.join(['bnorm', *given, *more])}", file=sys.stderr)
+            end = given.index("--") if "--" in given else len(given)  # after it are names, whatever they begin with
+            goes_on = shlex.join(["bnorm", *given[:end], *more, *given[end:]])
+            print(f"bnorm: to continue: {goes_on}", file=sys.stderr)
         return stop.code
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
