@@ -285,6 +285,7 @@ def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
         ("user_id,a\n3,4\n", "--exclude user_id"),
         ("paid,humid,userId\n3,4,5\n", "x.csv: userId may not be a measurement"),
         (",a\n3,4\n", "'' may not be a measurement; --exclude '' leaves it out"),
+        ("a,__index_level_0__\n3,4\n", "--exclude __index_level_0__ leaves it out"),
         ("a,b,\n1.5,2,\n", None),
         ("a;b\n3,5;4,5\n", "--delimiter ';' makes it several"),
         ("a\tb\n3\t4\n", "--delimiter tab makes it several"),

@@ -9,7 +9,9 @@ from bnorm.app.errors import ArgumentsError, DataError, option
 from bnorm.app.sources import Source
 from bnorm.arrow import is_number
 
-IDENTIFIER = re.compile(r"(?i:(.*[_\s.-])?(id|uuid|key|index|idx|unnamed: \d+))|.*[a-z]I[dD]|")
+IDENTIFIER = re.compile(  # the last two are what pandas calls an index without a name, in Parquet and in CSV
+    r"(?i:(.*[_\s.-])?(id|uuid|key|index|idx|unnamed: \d+))|.*[a-z]I[dD]|__index_level_\d+__|"
+)
 MOST = 12  # names in a line
 
 
