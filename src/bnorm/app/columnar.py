@@ -96,7 +96,8 @@ class ParquetSource(ColumnarSource):
         """
         rows, grown = FEW_ROWS, False
         while True:
-            batches = file.iter_batches(rows, row_groups=groups, columns=list(names))
+            # With threads, pyarrow keeps the memory of several batches, which may be long.
+            batches = file.iter_batches(rows, row_groups=groups, columns=list(names), use_threads=False)
             wanted = rows
             for batch in self._after(
                 self._counted(b.select(list(names)) for b in batches), max(skip, self._read), start
