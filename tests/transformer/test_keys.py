@@ -151,6 +151,24 @@ def test_empty_chunks():
     assert codes_and_keys(pa.chunked_array(chunks)) == ("number", [0, 1], [2**53 + 1, 2**53 + 2])
 
 
+def test_keys_of_arrow_with_gaps():
+    """They come from a dictionary of Arrow, whatever the type."""
+    pa = pytest.importorskip("pyarrow", reason="dictionaries are its own")
+    for kind, values, keys in (
+        (pa.int8(), [7, None, -7, 7], [7, -7]),
+        (pa.int64(), [2**62 + 1, None, -(2**63), 2**62 + 1], [2**62 + 1, -(2**63)]),
+        (pa.large_string(), ["\0b", None, "", "\0b"], ["\0b", ""]),
+        (pa.timestamp("ms", "Europe/Vienna"), [2, None, -1, 2], [2000, -1000]),
+    ):
+        column = pa.array([None, *values], kind)[1:]
+        name = {"large_string": "string", "int8": "number", "int64": "number"}.get(str(kind), "date")
+        for some in (column, column.dictionary_encode()):
+            assert codes_and_keys(some) == (name, [0, -1, 1, 0], keys)
+        assert codes_and_keys(column[1:2]) == (None, [-1], [])
+    with pytest.raises(ValueError, match="column k: expected integers below 2"):
+        codes_and_keys(pa.array([None, 2**63], pa.uint64()))
+
+
 def test_decimals():
     """As databases have them: equal to the numbers that have their digits."""
     column = [Decimal(text) for text in ("0.10", "1", "NaN", "0.1", "1.0", "9007199254740993", "-0", "1e300")]

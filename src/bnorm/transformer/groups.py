@@ -175,7 +175,8 @@ class Groups:
         for name, a in some.arrays().items():
             calls.append((self.arrays[name].__setitem__, at, a.reshape(len(at), self.channels)))
         calls.append((self.lengths.__setitem__, at, lengths))
-        calls += self.index.added([keys.keys[i] for i in new.tolist()], keys.kinds)
+        added = keys.keys if len(new) == len(at) else [keys.keys[i] for i in new.tolist()]
+        calls += self.index.added(added, keys.kinds)
         at_once([*calls, (self.__dict__.update, rest | {"weighted": self.weighted or weighted})])
 
     def _grow(self, groups: int) -> None:

@@ -1,6 +1,7 @@
 """An index of keys: which code a key has, and the arrays that a file has of it."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ class Index:
                 raise TypeError(f"{who}: by: column {name}: expected keys of kind {mine!r}, as in fit, got {its!r}")
         if not self.keys:
             return np.full(len(keys.keys), -1)
-        return np.fromiter((self._places.get(key, -1) for key in keys.keys), np.int64, len(keys.keys))
+        return np.fromiter(map(self._places.get, keys.keys, repeat(-1)), np.int64, len(keys.keys))
 
     def added(self, keys: list[Any], kinds: tuple[str | None, ...]) -> list[tuple[Any, ...]]:
         """Return compiled calls, with their arguments, that add these keys, which must be new, in this order."""
-        known = {"kinds": tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))}
+        known: dict[str, Any] = {"kinds": tuple(mine or its for mine, its in zip(self.kinds, kinds, strict=True))}
         places = dict(zip(keys, range(len(self.keys), len(self.keys) + len(keys)), strict=True))
+        if not self.keys:
+            return [(self.__dict__.update, known | {"_places": places, "keys": list(keys)})]
         return [(self.__dict__.update, known), (self._places.update, places), (self.keys.extend, keys)]
 
     def array(self) -> ndarray:

@@ -177,12 +177,22 @@ def _arrow(who: str, values: Any) -> Column:
         raise TypeError(f"{who}: expected strings, numbers, bools or dates, got {kind}") from None
     indices = [chunk.indices.fill_null(-1) for chunk in coded.chunks]
     codes = [arrow.in_place(index, f"{index.type}").astype(np.int32, copy=False) for index in indices]
-    held = coded.chunk(0).dictionary if coded.num_chunks else []
-    found = _array(who, np.array([value.as_py() for value in held], object))
+    found = _held(who, coded.chunk(0).dictionary if coded.num_chunks else pa.array([]))
     if pa.types.is_temporal(kind) and found.kind == NUMBER:
         found = found._replace(kind=TIME)
     every = codes[0] if len(codes) == 1 else np.concatenate([np.empty(0, np.int32), *codes])
     return _coded(found, every, in_order=True)
+
+
+def _held(who: str, values: Any) -> Column:
+    """Return a column of the values of a dictionary of Arrow: they differ, and none is missing."""
+    from pyarrow import types
+
+    if len(values) and (types.is_string(values.type) or types.is_large_string(values.type)):
+        return Column(TEXT, np.arange(len(values)), values.to_numpy(zero_copy_only=False))
+    if len(values) and types.is_integer(values.type):
+        return _array(who, arrow.in_place(values, f"{values.type}"))
+    return _array(who, np.array(values.to_pylist(), object))
 
 
 def _array(who: str, values: ndarray) -> Column:
@@ -248,6 +258,8 @@ def _floats(values: ndarray) -> Column:
 
 def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
     """Return a column of the different ones among Python objects of one kind, and codes; None and NaN are missing."""
+    if (own := _own_keys(values)) is not None:
+        return own
     places: dict[Any, int] = {}
     kinds: dict[str, Any] = {}
     codes = np.empty(len(values), np.int32)
@@ -264,6 +276,24 @@ def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
     values = np.empty(len(places), object)
     values[:] = list(places)
     return Column(only, np.arange(len(values)), values), codes
+
+
+def _own_keys(values: ndarray) -> tuple[Column, ndarray] | None:
+    """What `_objects_apart` returns if all values are Python's own texts, or integers of 64 bits; otherwise None. They
+    are their own keys, so no loop of Python is needed.
+    """
+    given = values.tolist()
+    types = set(map(type, given))
+    if types not in ({str}, {int}):
+        return None
+    keys = list(dict.fromkeys(given))
+    if types == {int} and not (-(2**63) <= min(keys) and max(keys) < 2**63):
+        return None
+    places = dict(zip(keys, range(len(keys)), strict=True))
+    codes = np.fromiter(map(places.__getitem__, given), np.int32, len(given))
+    distinct = np.empty(len(keys), object)
+    distinct[:] = keys
+    return Column(TEXT if types == {str} else NUMBER, np.arange(len(keys)), distinct), codes
 
 
 def _kind_of(who: str, value: Any) -> tuple[str, Any]:
