@@ -3,12 +3,14 @@
 import copy
 import datetime as dt
 import pickle
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 
 from bnorm import BatchNormTransformer
 from bnorm.transformer.durations import nanoseconds, text
+from bnorm.transformer.times import read
 from rows_in_time import START, seconds, state_of, table
 
 # Spellings of lengths of time and of times ---------------------------------------------------------------------------
@@ -129,6 +131,21 @@ def test_times_of_every_library():
         np.testing.assert_allclose(by_days.mean_, (x[0] / 4 + x[1]) / 1.25, rtol=1e-15)
     months = BatchNormTransformer(halflife="31d").fit(x[:2], times=np.array(["2024-01", "2024-02"], "M8[M]"))
     np.testing.assert_allclose(months.mean_, (x[0] / 2 + x[1]) / 1.5, rtol=1e-15)
+
+
+def test_objects_of_one_type_and_of_several():
+    """The first are read at once, the others one by one. Half past two comes twice when summer time ends."""
+    pd = pytest.importorskip("pandas", reason="its Timestamp, which is a datetime too")
+    zone = ZoneInfo("Europe/Vienna")
+    twice = [dt.datetime(2023, 10, 29, 2, 30, 0, 7, zone, fold=fold) for fold in (0, 1)]
+    utc = [dt.datetime(2023, 10, 29, hour, 30, 0, 7, dt.UTC) for hour in (0, 1)]
+    before = [dt.datetime(1969, 12, 31, 23, 59, 59, 999_999), dt.datetime(1677, 9, 22)]
+    days = [dt.date(1969, 12, 31), dt.date(2262, 4, 11)]
+    for given in (twice, utc, before, days, [pd.Timestamp(v) for v in twice], [pd.Timestamp(v) for v in before]):
+        want = [pd.Timestamp(v).as_unit("ns").value for v in given]
+        mixed = [*given, pd.Timestamp(given[0]) if type(given[0]) is not pd.Timestamp else given[0].to_pydatetime()]
+        assert read("t", given, 2).ns.tolist() == read("t", mixed, 3).ns[:2].tolist() == want
+        assert read("t", given, 2).kind == read("t", mixed, 3).kind
 
 
 def test_years_that_nanoseconds_do_not_reach():

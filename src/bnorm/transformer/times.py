@@ -1,7 +1,8 @@
 """The times of rows: time stamps or seconds, from any library, as whole nanoseconds."""
 
 import sys
-from datetime import UTC, date
+from datetime import UTC, date, datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ NANO = 10**9
 NAT = -(2**63)
 EXACT = 2**52  # up to this many nanoseconds from the zero of a clock, float64 times are exact
 NANOSECONDS = np.dtype("datetime64[ns]")
+EPOCH = datetime(1970, 1, 1)
 
 
 class Times(NamedTuple):
@@ -197,6 +199,8 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     """A list of Python's or pandas' time stamps, or of days, which begin at midnight; or NumPy's, as objects."""
     if a.size and all(isinstance(v, np.datetime64) for v in a.ravel()):
         return np.array(a.tolist()), NAIVE
+    if a.ndim == 1 and (found := _of_one_type(a.tolist())) is not None:
+        return found
     odd = [v for v in a.ravel() if not isinstance(v, date) or v != v]
     if odd or a.ndim != 1:
         raise TypeError(f"{who}: times: expected time stamps or numbers of seconds, got {(odd or [a])[0]!r:.80}")
@@ -206,6 +210,33 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     exact = [in_utc(v) for v in a]
     _of_stamps(who, np.array(exact, "datetime64[us]"))  # raises an error for years outside the range of nanoseconds
     return np.array(exact, "datetime64[ns]"), ZONED if True in zoned else NAIVE
+
+
+def _of_one_type(given: list[Any]) -> tuple[ndarray, str] | None:
+    """Return the times if all are days, Python's stamps or pandas', whose numbers are read at once: to convert one,
+    NumPy takes a microsecond. None for anything else, for stamps some of which have a zone, and for those of pandas
+    that 64 bits of nanoseconds do not hold.
+    """
+    types, n = set(map(type, given)), len(given)
+    if types == {date}:
+        days = np.fromiter(map(date.toordinal, given), np.int64, n) - EPOCH.toordinal()
+        return days.view("datetime64[D]"), NAIVE
+    if types not in ({datetime}, {getattr(sys.modules.get("pandas"), "Timestamp", None)}):
+        return None
+    zoned = {zone is not None for zone in map(attrgetter("tzinfo"), given)}
+    kind = ZONED if True in zoned else NAIVE
+    if len(zoned) > 1:
+        return None
+    if types != {datetime}:
+        try:
+            return np.fromiter(map(attrgetter("value"), given), np.int64, n).view(NANOSECONDS), kind
+        except OverflowError:
+            return None
+    epoch = EPOCH.replace(tzinfo=UTC) if kind == ZONED else EPOCH
+    since = [v - epoch for v in given]
+    parts = ("days", "seconds", "microseconds")
+    days, seconds, rest = (np.fromiter(map(attrgetter(part), since), np.int64, n) for part in parts)
+    return ((days * 86400 + seconds) * 10**6 + rest).view("datetime64[us]"), kind
 
 
 def in_utc(v: Any) -> Any:
