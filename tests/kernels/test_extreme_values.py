@@ -20,6 +20,10 @@ SHAPES = [
     (20, 3, 2),
     (5, 2, 64),
     (2, 3, 4097),
+    (600, 20),
+    (9, 300, 3),
+    (12, 5, 130),
+    (3, 2, 9000),
     (0, 3),
     (4, 0),
     (1, 1),
@@ -44,8 +48,9 @@ def test_as_the_reference(dtype, level):
             if bad is not None:
                 x[rng.random(shape) < 0.3] = bad
             weight = rng.integers(0, 2, (shape[0], int(np.prod(shape[2:])))).astype(float)
+            weight[:1], weight[1:2] = 1, 0
             for skipna in (False, True):
-                for w in (None, weight):
+                for w in (None, weight, weight + 0.5):
                     want, got = reference.extremes(x, w, skipna), cpu.extremes(x, w, skipna)
                     np.testing.assert_array_equal(got, want, err_msg=f"{shape} {bad} {skipna} {w is None}")
 

@@ -34,9 +34,11 @@
 #endif
 #define BN_ANY
 
-enum { BN_ROW = 256, BN_LANES = 64 };   /* the most columns of a row; the columns of a short run of one channel */
+/* The most columns of a row; the columns of a short run of one channel; a run that is never columns of rows. */
+enum { BN_ROW = 256, BN_LANES = 64, BN_LONG = 512 };
 /* Bytes between a fetch and the reading, and bytes of a cache line. */
 enum { BN_AHEAD = 8192, BN_LINE = 64 };
+enum { BN_ROOM = 1 << 15 };     /* bytes of values that are copied before they are compared */
 
 /* Fetch four rows of n bytes. */
 static BN_EACH void bn_fetch_rows(const void *rows, ptrdiff_t stride, ptrdiff_t n)
@@ -184,11 +186,14 @@ typedef union {
     bn_columns_uint64 u64;
 } bn_columns;
 
-/* The state of a task: the extremes of its channels so far, and memory for columns. */
+/* The state of a task: the values that it compares, the extremes of its channels so far, and memory for columns and for
+ * values that have been copied. */
 typedef struct {
     const bn_extremes_job *job;
+    const void *x;
     double *least, *greatest;
     bn_columns columns;
+    double room[BN_ROOM / sizeof(double)];
 } bn_extremes_work;
 
 static inline void bn_put(bn_extremes_work *w, ptrdiff_t channel, double least, double greatest, int odd)
@@ -247,7 +252,7 @@ typedef struct {
     }                                                                                                               \
     static void bn_compare_##name(bn_extremes_work *w, bn_columns_##name *c, const bn_rows *rows)                   \
     {                                                                                                               \
-        const void *x = w->job->x;                                                                                  \
+        const void *x = w->x;                                                                                       \
         const ptrdiff_t n = rows->alone ? rows->run : rows->n;                                                      \
         flag odd = 0;                                                                                               \
         for (int again = 0; again < 2; again++) {                                                                   \
@@ -310,40 +315,10 @@ static void bn_compare(bn_extremes_work *w, bn_rows rows)
         c->odd[j] = 0;
     }
     for (ptrdiff_t r = 0; r < rows.rows; r++) {
-        bn_read_float(w->job->kind, w->job->x, rows.at + r * rows.stride, rows.n, taken);
+        bn_read_float(w->job->kind, w->x, rows.at + r * rows.stride, rows.n, taken);
         bn_row_careful_float(taken, rows.n, c->least, c->greatest, c->odd);
     }
     bn_put_columns_float(w, c, &rows);
-}
-
-static inline double bn_value(int kind, const void *x, ptrdiff_t at)
-{
-    double v;
-    float f;
-    if (kind == BN_FLOAT64)
-        return ((const double *)x)[at];
-    if (kind == BN_FLOAT32)
-        return ((const float *)x)[at];
-    if (kind == BN_HALF || kind == BN_BFLOAT) {
-        bn_read_float(kind, x, at, 1, &f);
-        return f;
-    }
-    bn_read_double(kind, x, at, 1, &v);
-    return v;
-}
-
-/* Compare values one by one, without those of weight 0. */
-static void bn_weighted_extremes(bn_extremes_work *w, ptrdiff_t begin, ptrdiff_t end)
-{
-    const bn_extremes_job *job = w->job;
-    for (ptrdiff_t o = begin; o < end; o++)
-        for (ptrdiff_t c = 0; c < job->channels; c++)
-            for (ptrdiff_t i = 0; i < job->inner; i++) {
-                if (job->weight[o * job->inner + i] == 0.0)
-                    continue;
-                const double v = bn_value(job->kind, job->x, (o * job->channels + c) * job->inner + i);
-                bn_put(w, c, v, v, v != v);
-            }
 }
 
 /* Compare n adjacent values of one channel. */
@@ -356,42 +331,31 @@ static void bn_run(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t n, ptrdiff_t cha
         bn_compare(w, (bn_rows){at + rows * columns, 1, columns, rest, channel * columns, columns, 1});
 }
 
-static inline void bn_extremes_task(bn_extremes_job *job, ptrdiff_t t)
+/* Whether runs are compared as columns of rows. Otherwise each run is folded, which takes as long as some 500 values. */
+static inline int bn_in_columns(ptrdiff_t inner, ptrdiff_t rows)
 {
-    bn_extremes_work work;
-    bn_extremes_work *w = &work;
-    const ptrdiff_t C = job->channels, width = C * job->inner;
-    const ptrdiff_t all = C == 1 && !job->weight ? job->outer * job->inner : job->outer;
-    const ptrdiff_t begin = t * job->piece < all ? t * job->piece : all;
-    const ptrdiff_t end = begin + job->piece < all ? begin + job->piece : all;
-    w->job = job;
-    w->least = job->least + t * C;
-    w->greatest = job->greatest + t * C;
-    for (ptrdiff_t c = 0; c < C; c++) {
-        w->least[c] = INFINITY;
-        w->greatest[c] = -INFINITY;
-    }
-    if (!width || begin == end)
-        return;
-    if (job->weight)
-        bn_weighted_extremes(w, begin, end);
-    else if (C == 1)
-        bn_run(w, begin, end - begin, 0);
-    else if (job->inner >= BN_LANES) {
-        for (ptrdiff_t o = begin; o < end; o++)
+    return inner < BN_LANES || (inner < BN_LONG && inner < BN_LANES * rows);
+}
+
+/* Compare the values of some positions along the outer axis. at: the first value in w->x. */
+static void bn_positions(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t positions)
+{
+    const ptrdiff_t C = w->job->channels, inner = w->job->inner, width = C * inner;
+    if (!bn_in_columns(inner, positions)) {
+        for (ptrdiff_t o = 0; o < positions; o++)
             for (ptrdiff_t c = 0; c < C; c++)
-                bn_run(w, (o * C + c) * job->inner, job->inner, c);
+                bn_run(w, at + (o * C + c) * inner, inner, c);
     } else if (width >= BN_ROW / 2) {
         for (ptrdiff_t j = 0; j < width; j += BN_ROW) {
             const ptrdiff_t n = width - j < BN_ROW ? width - j : BN_ROW;
-            bn_compare(w, (bn_rows){begin * width + j, end - begin, width, n, j, job->inner, 0});
+            bn_compare(w, (bn_rows){at + j, positions, width, n, j, inner, 0});
         }
     } else {        /* take k rows as one row of more columns */
-        const ptrdiff_t k = BN_ROW / width, rows = (end - begin) / k, done = begin + rows * k;
+        const ptrdiff_t k = BN_ROW / width, rows = positions / k, done = rows * k;
         if (rows)
-            bn_compare(w, (bn_rows){begin * width, rows, k * width, k * width, 0, job->inner, 0});
-        if (end > done)
-            bn_compare(w, (bn_rows){done * width, 1, 1, (end - done) * width, 0, job->inner, 0});
+            bn_compare(w, (bn_rows){at, rows, k * width, k * width, 0, inner, 0});
+        if (positions > done)
+            bn_compare(w, (bn_rows){at + done * width, 1, 1, (positions - done) * width, 0, inner, 0});
     }
 }
 

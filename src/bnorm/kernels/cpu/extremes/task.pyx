@@ -4,7 +4,7 @@ from cpython.pycapsule cimport PyCapsule_New
 
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 
-cdef extern from "extremes.h" nogil:
+cdef extern from "counted.h" nogil:
     void bn_extremes_task(bn_extremes_job*, Py_ssize_t)
 
 task = PyCapsule_New(<void*>&bn_extremes_task, "bnorm.extremes", NULL)
