@@ -379,7 +379,9 @@ def _is_constant(n: ndarray, mean: ndarray, var: ndarray) -> ndarray:
     """
     slack = n * mean * EPSILON
     bound = slack * slack
-    constant: ndarray = np.where(np.isfinite(bound), var <= n * EPSILON * var + bound, np.sqrt(var) <= abs(slack))
+    constant: ndarray = var <= n * EPSILON * var + bound
+    if not (known := np.isfinite(bound)).all():
+        constant = np.where(known, constant, np.sqrt(var) <= abs(slack))
     return constant
 
 

@@ -261,18 +261,21 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
     size[1] = columns
     cdef cnp.ndarray result = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)
     cdef double* parts = <double*>cnp.PyArray_DATA(result)
-    cdef double missing
+    cdef double missing, left
     cdef Py_ssize_t p, c
     # Aligned, so that each Column is in one cache line.
     cdef size_t sums = max(<Py_ssize_t>1, pieces * columns)
-    cdef void* memory = calloc(sums + 1, sizeof(Column) + sizeof(Rest))
+    size[0] = sums + 1
+    size[1] = (sizeof(Column) + sizeof(Rest)) // sizeof(double)
+    cdef cnp.ndarray block = cnp.PyArray_ZEROS(2, size, cnp.NPY_DOUBLE, 0)     # NumPy asks for large pages, calloc not
+    cdef void* memory = cnp.PyArray_DATA(block)
     cdef Column* column = <Column*>((<size_t>memory + sizeof(Column) - 1) // sizeof(Column) * sizeof(Column))
     cdef Rest* rest = <Rest*>(column + sums)
-    cdef Zeros* zeros = <Zeros*>calloc(columns + 1, sizeof(Zeros))
+    cdef Zeros* zeros = <Zeros*>calloc(columns + 1 if w != NULL else 1, sizeof(Zeros))
     cdef double* before = <double*>calloc(rows + 1 if w != NULL else 1, sizeof(double))
     cdef bint few = False
     try:
-        if memory == NULL or zeros == NULL or before == NULL:
+        if zeros == NULL or before == NULL:
             raise MemoryError
         with nogil:
             if wide and far:
@@ -288,7 +291,8 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                 found = summed[float, cnp.int32_t](<float*>x, <cnp.int32_t*>places, <cnp.int32_t*>starts, stored,
                                                    rows, columns, by_column, w, pieces, column, rest)
             if not found & OUTSIDE:
-                few = find_zeros(column, rest, pieces, columns, rows, w, before, zeros)
+                if w != NULL:
+                    few = find_zeros(column, rest, pieces, columns, rows, w, before, zeros)
                 if few and far:
                     weigh_zeros[cnp.int64_t](<cnp.int64_t*>places, <cnp.int64_t*>starts, columns if by_column else rows,
                                              by_column, w, before, zeros)
@@ -296,21 +300,27 @@ def moments(cnp.ndarray data, cnp.ndarray indices, cnp.ndarray indptr, tuple sha
                     weigh_zeros[cnp.int32_t](<cnp.int32_t*>places, <cnp.int32_t*>starts, columns if by_column else rows,
                                              by_column, w, before, zeros)
                 for c in range(columns):
-                    if zeros[c].next >= 0:
-                        zeros[c].weight += weight_of(w, before, zeros[c].next, rows)
-                    missing = 0
+                    missing, left = 0, rows
+                    if w != NULL:
+                        if zeros[c].next >= 0:
+                            zeros[c].weight += weight_of(w, before, zeros[c].next, rows)
+                        left = zeros[c].weight
                     for p in range(pieces):
+                        if w == NULL:
+                            left = left - column[p * columns + c].n - rest[p * columns + c].missing
                         merge(&column[p * columns + c], &parts[c], &parts[columns + c], &parts[2 * columns + c],
                               &parts[3 * columns + c])
                         missing = missing + rest[p * columns + c].missing
-                    if zeros[c].weight > 0:
-                        bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c],
-                                 zeros[c].weight, 0.0, 0.0, 0.0)
+                    if w == NULL and left == rows:      # nothing is stored: everything but the count is 0
+                        parts[c] = rows
+                        continue
+                    if left > 0:
+                        bn_merge(&parts[c], &parts[columns + c], &parts[2 * columns + c], &parts[3 * columns + c], left,
+                                 0.0, 0.0, 0.0)
                     parts[2 * columns + c] = bn_squares(parts[columns + c], parts[2 * columns + c])
                     if missing == 0:    # so that columns without NaN have one count, however their sums were rounded
                         parts[c] = before[rows] if w != NULL else rows
     finally:
-        free(memory)
         free(zeros)
         free(before)
     if found & OUTSIDE:

@@ -1,4 +1,4 @@
-# Zeros of a sparse table that are not stored: how much those of each column weigh.
+# Zeros of a sparse table that are not stored: how much those of each column weigh, if rows have weights.
 #
 # Uses nothing of its siblings.
 # Gives find_zeros, weight_of.
@@ -14,17 +14,15 @@ cdef bint find_zeros(const Column* column, const Rest* rest, Py_ssize_t pieces, 
                      const double* weight, double* before, Zeros* zeros) noexcept nogil:
     """Set the weights of zeros: what is left of the weight of all rows. Return whether any would have lost digits.
 
-    Such a weight is not known yet. before: with weights, set to the weight of all rows before each one, and of all.
+    Such a weight is not known yet. before: set to the weight of all rows before each one, and of all.
     """
-    cdef double total = rows, above = rows, left, stored
+    cdef double total, above = 0, left, stored
     cdef Py_ssize_t i, c, p
     cdef bint few = False, cancels
-    if weight != NULL:
-        above = 0
-        for i in range(rows):
-            before[i + 1] = before[i] + weight[i]
-            above += weight[i] != 0
-        total = before[rows]
+    for i in range(rows):
+        before[i + 1] = before[i] + weight[i]
+        above += weight[i] != 0
+    total = before[rows]
     for c in range(columns):
         left, stored = total, 0
         for p in range(pieces):
