@@ -244,6 +244,14 @@ def columns_of(who: str, table: Any) -> Columns:
     return of_arrays(batch.columns for batch in batches if batch.num_rows)
 
 
+def dense(who: str, given: Any) -> Any:
+    """Return a table of pyarrow or polars as an array, and any other value as it is."""
+    if (x := short(given)) is not None:
+        return x
+    found = table_of(who, given)
+    return given if found is None else columns_of(who, found).dense()
+
+
 def short(table: Any) -> ndarray | None:
     """Return a short table of floats of one type as a Fortran-ordered array: to look at each column would take longer.
     None for any other table.

@@ -127,6 +127,8 @@ def test_mapping(make):
     assert_close(y, plain.transform(X), 1e-15 * np.abs(np.nan_to_num(plain.transform(X))))
     back = t.inverse_transform(table(y))
     assert_close(back, X, 1e-12 * np.abs(np.nan_to_num(X)) + 1e-15)
+    for some in (make(), make().slice(0, 9)):
+        assert_same(t.inverse_transform(some, copy=False), t.inverse_transform(X[: len(some)]))
     assert_same(t.backward(make(), np.ones_like(X)), np.broadcast_to(t.gamma_ / t.scale_, X.shape))
 
 

@@ -300,19 +300,18 @@ class BatchNormTransformer(
         side = self._state.array_type
         if plain(X, side, in_place, False):
             rows: Table = Dense(X)
+        elif plain(x := arrow.dense(WHO, X := without(X, self._state.column)), side, in_place, False):
+            rows = Dense(x)
         else:
-            X = without(X, self._state.column)
-            table = arrow.table_of(WHO, X)
-            y = X if table is None else arrow.columns_of(WHO, table).dense()
-            rows = table_of(partial(check_array, estimator=self, input_name="X"), y, side, in_place, False)
+            rows = table_of(partial(check_array, estimator=self, input_name="X"), x, side, in_place, False)
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
                 "features as input."
             )
         refuse_container(self, rows)
-        x = rows.mapped(maps.inverse(self._state.forward(), rows.dtype), in_place)
-        return like_given(x, X, self)
+        y = rows.mapped(maps.inverse(self._state.forward(), rows.dtype), in_place)
+        return like_given(y, X, self)
 
     def merge(self, other: "BatchNormTransformer") -> Self:
         """Merge the statistics that another transformer has learned. gamma_ and beta_ do not change.
