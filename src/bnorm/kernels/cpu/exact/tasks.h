@@ -256,7 +256,8 @@ static inline void bn_exact_task(bn_exact_job *job, ptrdiff_t t)
     w.r = real ? (w.wide ? 7 : 8) : bn_is_taken(job) || job->runs ? 8 : 14;
     while (w.r > 5 && real && row * (ptrdiff_t)w.size << w.r > BN_ROOM)
         w.r--;
-    const size_t room = (size_t)(row < w.lanes ? w.lanes : row) * w.size << w.r;
+    const int copied = real || job->runs || bn_is_taken(job);   /* columns of integers are read in place */
+    const size_t room = copied ? (size_t)(row < w.lanes ? w.lanes : row) * w.size << w.r : 0;
     const size_t state = (size_t)strips * (real ? sizeof(bn_strip) : sizeof(bn_sums));
     const size_t channels = (size_t)(strips * w.lanes) * sizeof(ptrdiff_t);
     char *memory = (char *)malloc(state + 2 * channels + room + 64);
