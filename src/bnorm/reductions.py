@@ -33,6 +33,9 @@ def moments(
         scale = checks.factor(who, "scale", scale)
     if (engine := engine_of(x)) is not None:
         m = _of_blocks(engine, who, x, axis, weight, skipna, in_integers, minmax)
+    elif minmax and weight is None and not in_integers and not isinstance(axis, tuple | list) and _is_one_block(x):
+        x = checks.array(who, x, integers=True)
+        m = _of_block(view.channels(x, checks.channel_axis(who, axis, x.shape))[0], None, skipna, False, True)
     elif minmax or isinstance(axis, tuple | list):
         x = exact.array(who, x) if in_integers else checks.array(who, x, integers=True)
         m = of_axes(who, x, kept_axes(who, axis, x.shape), weight, skipna, in_integers, minmax)
@@ -59,6 +62,11 @@ def _weighted(who: str, block: Any, layout: view.Layout, weight: Any, skipna: bo
     if not block.size or not checks.LIGHTEST <= parts[0, 0] < inf:  # an infinite count means that weights are wrong
         checks.check_weights(who, weight)
     return parts
+
+
+def _is_one_block(x: Any) -> bool:
+    """Whether an array is surely one block for `_in_blocks`, so that it need not be cut."""
+    return type(x) is ndarray and x.flags.c_contiguous and 0 < x.nbytes <= view.PIECE
 
 
 def kept_axes(who: str, axis: Any, shape: Shape) -> Shape:
