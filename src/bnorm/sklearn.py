@@ -21,6 +21,7 @@ from bnorm.transformer.fitted import restored_after_errors
 from bnorm.transformer.sklearn_private import check_sample_weight, fit_context
 from bnorm.transformer.tables import Dense
 from bnorm.transformer.validation import INTEGERS, READ, Callbacks, aside, float_types, native, of_frame, plain
+from bnorm.transformer.weights import as_checked
 
 __all__ = ["StandardScaler"]
 
@@ -169,12 +170,14 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         return x if in_place else given_back(y, x) if is_foreign(x) else y
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, anew: bool) -> Self:
-        if sample_weight is None and self._is_plain(X, anew=anew):
-            batch = _moments(X, None)
+        if self._is_plain(X, anew=anew) and (sample_weight is None or as_checked(sample_weight, X)):
+            by_rows = sample_weight if self.with_mean or self.with_std else None
+            batch = _moments(X, None if by_rows is None else view.dense(by_rows, by_rows.dtype))
             if anew:
                 self.n_features_in_ = X.shape[1]
                 self.__dict__.pop("feature_names_in_", None)
-            self._set(batch if anew else self._before(X) + batch, X, not anew and self._is_weighted())
+            weighted = by_rows is not None or (not anew and self._is_weighted())
+            self._set(batch if anew else self._before(X) + batch, X, weighted)
             return self
         return self._learn_checked(X, y, sample_weight, anew)  # type: ignore[no-any-return]
 

@@ -35,6 +35,11 @@ def _plainly_good(given: Any, n: int) -> bool:
         return bool(given.min() >= 0 and checks.LIGHTEST <= given.sum(dtype=np.float64) < np.inf)
 
 
+def as_checked(given: Any, x: ndarray) -> bool:
+    """Whether scikit-learn's check would return the weights of the rows of a table of numbers as they are."""
+    return _plainly_good(given, len(x)) and given.dtype == (x.dtype if x.dtype.kind == "f" else np.float64)
+
+
 @np.errstate(over="ignore")  # of the sum
 def _weights_by_numbers(given: ndarray, n: int, some: bool) -> ndarray:
     """Return weights of n rows on a device, or of a block, in which all may be zero.
