@@ -281,6 +281,19 @@ def names_of(table: Any) -> list[str]:
     return names
 
 
+def hollow(table: Any) -> Any:
+    """Return a pyarrow Table with the names of the columns of a short table, and no rows, without converting a polars
+    DataFrame, which takes long. None without pyarrow.
+    """
+    if _kind_of(table)[0] == "pyarrow":
+        return table.slice(0, 0)
+    if not find_spec("pyarrow"):
+        return None
+    import pyarrow as pa
+
+    return pa.Table.from_arrays([pa.array([], pa.float64())] * len(table.columns), table.columns)
+
+
 def of_arrays(batches: Iterable[Sequence[Any]]) -> Columns:
     """Return the columns of record batches, which are given as Arrow arrays of numbers."""
     arrays = list(batches)

@@ -101,7 +101,8 @@ def columns(estimator: Any, X: Any, reset: bool) -> Dense | None:
     x = arrow.short(X)
     if x is not None and not reset and named(estimator, arrow.names_of(X)):
         return Dense(x)
-    table = arrow.table_of(WHO, X if x is None else X[:0])  # older versions of scikit-learn find no names in polars
+    # Older versions of scikit-learn find no names in polars.
+    table = arrow.table_of(WHO, X) if x is None else arrow.hollow(X)
     if table is None:
         return None
     if reset or not named(estimator, table.column_names):
