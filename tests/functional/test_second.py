@@ -61,6 +61,18 @@ def test_channels_agree_with_the_twin(shape, weighted, frozen, dtype):
         check_close(second.channels(*given), second_reference.channels(*given), dtype, max(x.size, 1))
 
 
+@pytest.mark.parametrize("n", [1, 63, 65, 16384, 16385, 40001])
+def test_a_single_channel_agrees_with_the_twin(n):
+    """It is cut into runs, of which the last is shorter."""
+    rng = np.random.default_rng(1)
+    x, dy, ddx = draw(rng, (n, 1, 1), "float64")
+    weight = rng.integers(1, 3, (n, 1)).astype(float)
+    for w in (None, weight):
+        _, stats, count, _ = cpu.forward(x, np.ones(1), np.zeros(1), 1e-5, weight=w)
+        given = (ddx, dy, x, stats, count, w, RELU, False, np.ones(1), np.ones(1))
+        check_close(second.channels(*given), second_reference.channels(*given), "float64", n)
+
+
 @together(dtype=["float32", "float64"], rule=[0, 1], affine=[False, True])
 @pytest.mark.parametrize("shape", ROWS, ids=ROWS.get)
 def test_rows_agree_with_the_twin(shape, affine, rule, dtype):

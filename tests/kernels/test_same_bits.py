@@ -103,8 +103,9 @@ def batch_norm(x, dy, axis, weight=None):
     y, saved = F.batch_norm(x, gamma, beta, axis=axis, weight=weight, activation="relu")
     inference, _ = F.batch_norm(x, gamma, beta, mean=mean, var=var, axis=axis)
     dx, dgamma, dbeta = F.backward(dy, saved)
+    d_dy, dx_of_dx, dgamma_of_dx = F.double_backward(x, saved, dy, gamma)
     m = F.moments(x, axis=axis, weight=weight)
-    return [y, inference, dx], [dgamma, dbeta, m.count, m.mean, m.m2]
+    return [y, inference, dx, d_dy, dx_of_dx], [dgamma, dbeta, dgamma_of_dx, m.count, m.mean, m.m2]
 
 
 def row_norm(function, x, dy, size, **options):

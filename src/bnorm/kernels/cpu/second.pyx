@@ -56,6 +56,7 @@ cdef enum:
 
 ctypedef struct Second:
     Py_ssize_t outer, groups, channels, inner   # rows: x[outer][groups][channels][inner]; channels: groups is 1
+    Py_ssize_t single           # the number of values if there is one channel: the last run may be shorter than `inner`
     Py_ssize_t piece, pieces
     Activation act
     int rule
@@ -147,6 +148,10 @@ def channels(cnp.ndarray ddx, cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, 
     expect("ddbeta", ddbeta, cnp.NPY_DOUBLE, C)
     job.act.kind, job.act.slope, job.rule = act[0], act[1], 0
     job.frozen, job.count = frozen, count if count != 0.0 else 1.0
+    if C == 1:      # in runs of one length: memory does not tell where its axis is, so the bits must not depend on that
+        job.single = job.outer * job.inner
+        job.inner = min(job.single, <Py_ssize_t>TASK)
+        job.outer = (job.single + TASK - 1) // TASK
     job.dy, job.x, job.v = data(dy), data(x), data(ddx)
     job.d_dy, job.dx, job.bent = data(d_dy), data(dx), data(bent)
     job.weight = NULL

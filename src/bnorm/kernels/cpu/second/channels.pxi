@@ -14,6 +14,13 @@ cdef void open_tile(const Second* job, Py_ssize_t begin, Py_ssize_t width, Py_ss
         shift[j] = <real>bn_fold(<double>high[j], mean[j], job.scale[c], job.shift[c])
 
 
+cdef inline Py_ssize_t span_of(const Second* job, Py_ssize_t o, Py_ssize_t width) noexcept nogil:
+    """Return how many columns of a tile there are at o on the outer axis."""
+    if job.channels == 1:
+        return min(job.inner, job.single - o * job.inner)
+    return job.inner if job.inner > LANES else width
+
+
 cdef const double* weights_of(
     const Second* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t width, double* room
 ) noexcept nogil:
@@ -62,7 +69,7 @@ cdef void add_row(const Second* job, const real* dy, const real* x, const real* 
 cdef void sums_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t channels, const real* x) noexcept nogil:
     """Compute the sums of some channels over one piece of the outer axis."""
     cdef Py_ssize_t run = min(job.inner, <Py_ssize_t>LANES), o, i, at_row
-    cdef Py_ssize_t width = channels * run, span = job.inner if job.inner > LANES else width, rows = 0
+    cdef Py_ssize_t width = channels * run, span, rows = 0
     cdef double[TILE] mean, rstd, room
     cdef real[TILE] high, scale, shift
     cdef double[SUMS * TILE] s
@@ -70,7 +77,7 @@ cdef void sums_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t c
     open_tile(job, begin, width, run, mean, rstd, high, scale, shift)
     memset(s, 0, sizeof(s))
     for o in range(p * job.piece, min((p + 1) * job.piece, job.outer)):
-        i = 0
+        i, span = 0, span_of(job, o, width)
         while i < span:
             at_row = (o * job.channels + begin) * job.inner + i
             add_row(job, <const real*>job.dy + at_row, x + at_row, <const real*>job.v + at_row,
@@ -139,14 +146,14 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
 cdef void map_of_tile(Second* job, Py_ssize_t p, Py_ssize_t begin, Py_ssize_t channels, const real* x) noexcept nogil:
     """Compute d_dy and dx of some channels over one piece, from the total sums, which the first piece has."""
     cdef Py_ssize_t run = min(job.inner, <Py_ssize_t>LANES), o, i, at_row
-    cdef Py_ssize_t width = channels * run, span = job.inner if job.inner > LANES else width
+    cdef Py_ssize_t width = channels * run, span
     cdef double[TILE] mean, rstd, room
     cdef real[TILE] high, scale, shift
     cdef Map m
     open_tile(job, begin, width, run, mean, rstd, high, scale, shift)
     open_map(job, begin, width, run, &m)
     for o in range(p * job.piece, min((p + 1) * job.piece, job.outer)):
-        i = 0
+        i, span = 0, span_of(job, o, width)
         while i < span:
             at_row = (o * job.channels + begin) * job.inner + i
             map_row(job, <const real*>job.dy + at_row, x + at_row, <const real*>job.v + at_row,
