@@ -95,6 +95,7 @@ class ExactMoments(Moments):
         picked = ExactMoments(self._counts[:, channels].copy(), *sums)
         return picked._of(picked._shape, None if self._extremes is None else self._extremes[:, channels])
 
+    @np.errstate(all="ignore")
     def scaled(self, scale: float) -> ExactMoments:
         """Return the exact moments of all values times `scale`, a positive number; the products are not rounded."""
         scale = checks.factor("Moments.scaled", "scale", scale)
