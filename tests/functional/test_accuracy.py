@@ -347,3 +347,18 @@ def test_weights_and_missing_values_cost_no_digit(how, layout):
     want, _ = layout(((wide - mean) / np.sqrt(var)).astype(np.longdouble))
     assert_close(y, want, 8 * eps * np.maximum(1, np.abs(want)), layout=layout.__name__)
     assert_close(saved.stats[1], var, 16 * eps * var, layout=layout.__name__)
+
+
+@needs_long_double
+@pytest.mark.parametrize("parts", [1, 2])
+def test_values_far_away_that_weigh_almost_nothing_cost_no_digit(parts):
+    """They come first: in blocks of one array, or in moments that are merged."""
+    x = np.random.default_rng(0).normal(size=(3000, 40))
+    x[:1500] += 1e6
+    w = np.longdouble(0.5) ** (np.arange(3000)[::-1] / 25)
+    mean = w @ x.astype(np.longdouble) / w.sum()
+    var = w @ (x - mean) ** 2 / w.sum()
+    pieces = zip(np.array_split(x, parts), np.array_split(w.astype(float), parts), strict=True)
+    m = sum(F.moments(piece, weight=weight) for piece, weight in pieces)
+    assert_close(m.mean, mean, EPS[np.dtype("float64")] * np.sqrt(var), parts=parts)
+    assert_close(m.var(), var, 16 * EPS[np.dtype("float64")] * var, parts=parts)

@@ -125,12 +125,32 @@ BN_FN double bn_share(double n0, double n1)
 
 /* Add the set (n1, mean1, m21, low1) to (n, mean, m2, low). Adding an empty set, which is all zero, changes nothing;
  * adding to one copies exactly. */
-BN_FN void bn_merge(double *n, double *mean, double *m2, double *low,
-                    double n1, double mean1, double m21, double low1)
+BN_FN void bn_add(double *n, double *mean, double *m2, double *low, double n1, double mean1, double m21, double low1)
 {
     const double n0 = *n;
     bn_join(mean, m2, low, n0, bn_share(n0, n1), mean1, m21, low1);
     *n = n0 + n1;
+}
+
+/* Whether a set of weight n1 is the one to which the set of weight n0 is added, as it weighs far more. Otherwise the mean
+ * would be rounded by a part of the difference of the means, g, and values that have faded may be far away: the standard
+ * deviation is at least g sqrt(n0 / (n0 + n1)), so that with this factor an error of the last place is 2^5 at most. */
+BN_FN int bn_outweighs(double n1, double n0)
+{
+    return (n1 > 1024.0 * n0) & (n0 > 0.0);
+}
+
+/* bn_add, in the order in which the mean keeps its digits. */
+BN_FN void bn_merge(double *n, double *mean, double *m2, double *low,
+                    double n1, double mean1, double m21, double low1)
+{
+    const double n0 = *n, mean0 = *mean, m20 = *m2, low0 = *low;
+    const int first = bn_outweighs(n1, n0);
+    *n = first ? n1 : n0;
+    *mean = first ? mean1 : mean0;
+    *m2 = first ? m21 : m20;
+    *low = first ? low1 : low0;
+    bn_add(n, mean, m2, low, first ? n0 : n1, first ? mean0 : mean1, first ? m20 : m21, first ? low0 : low1);
 }
 
 /* Return m2 of a block of n1 > 0 values from s = sum (x - center), q = sum (x - center)^2 and inverse = 1 / n1. */
@@ -140,11 +160,15 @@ BN_FN double bn_block_m2(double s, double q, double inverse)
     return m2 < 0.0 ? 0.0 : m2;
 }
 
-/* Add such a block, whose mean is center + s / n1, to (n, mean, m2, low). */
+/* Add such a block, whose mean is center + s / n1, to (n, mean, m2, low). If others are added to it, this sum is made the
+ * mean and its rounding error. */
 BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
                         double n1, double inverse, double center, double s, double q)
 {
-    bn_merge(n, mean, m2, low, n1, center, bn_block_m2(s, q, inverse), s * inverse);
+    const int first = bn_outweighs(n1, *n);
+    const double step = s * inverse, sum = center + step, back = sum - center;
+    const double rest = (center - (sum - back)) + (step - back);
+    bn_merge(n, mean, m2, low, n1, first ? sum : center, bn_block_m2(s, q, inverse), first ? rest : step);
 }
 
 /* Whether a channel is constant: its standard deviation is at most four units of the last place of its mean, 4 x 2^-52
@@ -248,25 +272,18 @@ BN_INLINE bn_statistics bn_average(bn_statistics s, bn_batch b, bn_rule r)
     return s;
 }
 
-/* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values.
- *
- * The lighter part is added to the heavier one. Otherwise the mean would be rounded by a part of the difference of the
- * means that need not be small beside the standard deviation: earlier values may be far away, and have faded. */
+/* The variance does not change if there is nothing to divide it by. The first batch replaces all initial values. */
 BN_INLINE bn_statistics bn_pool(bn_statistics s, bn_batch b, bn_rule r)
 {
-    const double own = s.weight, mean = own == 0.0 ? 0.0 : s.mean, low = own == 0.0 ? 0.0 : s.low;
-    const double m2 = own == 0.0 ? 0.0 : s.var * bn_divisor(r, own, s.pairs);
-    const int first = (b.count > own) & (own > 0.0);
-    double n0 = first ? b.count : own, mean0 = first ? b.mean : mean;
-    double m20 = first ? b.m2 : m2, low0 = first ? b.low : low, divisor;
-    bn_merge(&n0, &mean0, &m20, &low0, first ? own : b.count, first ? mean : b.mean, first ? m2 : b.m2,
-             first ? low : b.low);
-    s.pairs = bn_most(s.pairs + (b.pairs + 2.0 * own * b.count));
-    divisor = bn_divisor(r, n0, s.pairs);
-    s.mean = mean0 + low0;
-    s.low = (mean0 - s.mean) + low0;
-    s.var = divisor > 0.0 ? m20 / divisor : s.var;
-    s.weight = n0;
+    double n = s.weight, mean = n == 0.0 ? 0.0 : s.mean, low = n == 0.0 ? 0.0 : s.low;
+    double m2 = n == 0.0 ? 0.0 : s.var * bn_divisor(r, n, s.pairs), divisor;
+    s.pairs = bn_most(s.pairs + (b.pairs + 2.0 * n * b.count));
+    bn_merge(&n, &mean, &m2, &low, b.count, b.mean, b.m2, b.low);
+    divisor = bn_divisor(r, n, s.pairs);
+    s.mean = mean + low;
+    s.low = (mean - s.mean) + low;
+    s.var = divisor > 0.0 ? m2 / divisor : s.var;
+    s.weight = n;
     return s;
 }
 

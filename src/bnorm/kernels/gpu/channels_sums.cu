@@ -11,9 +11,9 @@ BN_DEV void add_weighted(
     const double v = exact(widen(x[walk.at]));
     if (w == 0.0 || (job.skipna && v != v)) continue;
     if (sum.n == 0.0) {
-      sum = {w, v, 0.0, 0.0};  // set, not merged: a merge makes NaN of infinities
+      sum = {w, v, 0.0, 0.0};  // set, not added: that makes NaN of infinities
     } else {
-      bn_merge(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
+      bn_add(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
     }
   }
 }
@@ -22,7 +22,7 @@ BN_DEV void add_one(Moments& sum, double v) {
   if (sum.n == 0.0) {
     sum = {1.0, v, 0.0, 0.0};
   } else {
-    bn_merge(&sum.n, &sum.center, &sum.m2, &sum.away, 1.0, v, 0.0, 0.0);
+    bn_add(&sum.n, &sum.center, &sum.m2, &sum.away, 1.0, v, 0.0, 0.0);
   }
 }
 

@@ -55,13 +55,13 @@
 #define bn_minus_one(p) BN_OF(bn_minus_one, p)()
 
 /* bn_add_block for every channel. If all channels have the same number of values, as they do without weights and NaN,
- * one division is enough for all. */
+ * and the block does not outweigh them, one division is enough for all. */
 static inline void bn_add_blocks(ptrdiff_t channels, double count, const double *BN_RESTRICT center,
                                  const double *BN_RESTRICT s, const double *BN_RESTRICT q, double *BN_RESTRICT n,
                                  double *BN_RESTRICT mean, double *BN_RESTRICT m2, double *BN_RESTRICT low)
 {
     const double inverse = 1.0 / count, n0 = n[0], w = bn_share(n0, count);
-    int differ = 0;
+    int differ = bn_outweighs(count, n0);
     for (ptrdiff_t c = 0; c < channels; c++)
         differ |= n[c] != n0;
     if (differ) {
