@@ -9,6 +9,7 @@ count the batch, all or nothing: `settle` takes the results of a layer's forward
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -53,6 +54,19 @@ class TooLarge(FloatingPointError):
     def __init__(self, channel: int, weights: bool) -> None:
         super().__init__(f"channel {channel}: the {'sum of its weights' if weights else 'mean'} is too large")
         self.channel, self.weights = channel, weights
+
+
+def update(move: Callable[[bool], object], suspect: Callable[[], None], error: Callable[[], TooLarge]) -> None:
+    """Call `move(True)`, or if statistics would not be finite (FloatingPointError), `suspect()`, which raises an error
+    if values were infinite, and `move(False)`. If that raises FloatingPointError too, raise `error()`."""
+    try:
+        move(True)
+    except FloatingPointError:
+        suspect()
+        try:
+            move(False)
+        except FloatingPointError:
+            raise error() from None
 
 
 def mode_of(momentum: float | None, halflife: Any) -> int:
@@ -180,27 +194,18 @@ class Statistics:
     def learn(self, steps: Sequence[Step], suspect: Callable[[], None] = lambda: None) -> None:
         """Update by consecutive steps, which count as one batch. After an error nothing has changed.
 
-        suspect: is called if a variance is not finite, and raises an error if values were infinite. If they were not,
-        and the result is not a state that may be saved, it is a TooLarge error.
+        suspect: as in `update`. TooLarge if the result would not be a state that may be saved.
         """
         if self.mode != FADE and len(steps) > 1:
             merged = BACKENDS[type(self.mean)].merge([step.parts for step in steps])
             steps = [Step(merged, sum(step.rows for step in steps))]
         trial = self if len(steps) == 1 else self.copy()
         for i, step in enumerate(steps, 1):
-            batches = int(i == len(steps))
-            try:
-                trial._take(step, batches)
-            except FloatingPointError:  # infinite values, or finite ones whose variance overflows
-                suspect()
-                try:
-                    trial._take(step, batches, finite=False)
-                except FloatingPointError:
-                    raise trial.too_large(step) from None
+            update(partial(trial._take, step, int(i == len(steps))), suspect, partial(trial.too_large, step))
         if trial is not self:
             self.assign(trial)
 
-    def _take(self, step: Step, batches: int, finite: bool = True) -> None:
+    def _take(self, step: Step, batches: int, finite: bool) -> None:
         parts, rows, seen, pairs, last, end = step
         last = None if last is None else last + (float(self.rows + rows) if end is None else end)
         self.move(parts, seen, pairs, last, rows=rows, batches=batches, typical=float(rows), finite=finite)
@@ -212,7 +217,7 @@ class Statistics:
             of_values: list[Any] = [a if a is None else a[here] for a in (step.seen, step.pairs, step.last)]
             one = Step(step.parts[:, here].copy(), step.rows, *of_values)._replace(end=step.end)
             try:
-                self.picked(here)._take(one, 1, finite=False)
+                self.picked(here)._take(one, 1, False)
             except FloatingPointError:
                 break
         seen = step.parts[0] if step.seen is None else step.seen
@@ -223,22 +228,22 @@ class Statistics:
 
         suspect, TooLarge: as in `learn`.
         """
-        kernels, pooled = BACKENDS[type(self.mean)], self.mode == POOL
-        try:
-            kernels.move(self._moving[True] if pooled else self.rule.under(POOL, "raise"), parts, rows=rows)
-        except FloatingPointError:
-            suspect()
-            try:
-                kernels.move(self.rule.under(POOL, "propagate"), parts, rows=rows)
-            except FloatingPointError:
-                empty = Statistics(self.mean.copy(), self.var.copy(), from_data=True)
-                raise empty.too_large(Step(parts, rows)) from None
+        update(
+            lambda finite: BACKENDS[type(self.mean)].move(self.pooling(finite), parts, rows=rows),
+            suspect,
+            lambda: Statistics(self.mean, self.var, from_data=True).too_large(Step(parts, rows)),
+        )
         if self.weight is not None:
             self.weight[...] = np.where(self.seen > 0, np.inf if self.mode == AVERAGE else self.seen, 0)
         if self.pairs is not None and self.last is not None:
             with np.errstate(over="ignore"):
                 self.pairs[...] = np.minimum(self.seen * (self.seen - 1), np.finfo(np.float64).max)
             self.last[...] = rows
+
+    def pooling(self, finite: bool) -> Rule:
+        """Return the rule of `move` by which all values weigh the same, whatever the mode."""
+        rule = self._moving[finite]
+        return rule if rule.mode == POOL else rule._replace(mode=POOL)
 
     def refade(self, halflife: float | None, now: float | None) -> None:
         """Continue with another half-life. Until now everything has faded by the present one, in gaps too.

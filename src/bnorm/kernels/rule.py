@@ -39,10 +39,6 @@ class Rule(NamedTuple):
         """All arrays of the statistics, the counters last."""
         return self[1:9]
 
-    def under(self, mode: int, nonfinite: str) -> "Rule":
-        """Return a rule with the same arrays and numbers, but another mode and another `nonfinite`."""
-        return self._replace(mode=mode, nonfinite=nonfinite)
-
     def copy(self) -> "Rule":
         """Return a copy with its own arrays."""
         arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}

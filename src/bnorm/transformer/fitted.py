@@ -15,8 +15,7 @@ from numpy import ndarray
 
 from bnorm.exact import moments as exact_moments
 from bnorm.kernels import BACKENDS
-from bnorm.kernels.rule import POOL
-from bnorm.running import Statistics, Step, TooLarge
+from bnorm.running import Statistics, Step, TooLarge, update
 from bnorm.transformer import exact, tables
 from bnorm.transformer.clock import Clock, clock_of
 from bnorm.transformer.durations import is_duration, nanoseconds
@@ -168,21 +167,18 @@ class Fitted:
         self._count(weight is not None)
 
     def _show(self, window: Window, rows: int, batches: int, suspect: Callable[[], None] = lambda: None) -> None:
-        """Set the statistics to those of a window, all or nothing. suspect: as in `Statistics.learn`."""
+        """Set the statistics to those of a window, all or nothing. suspect: as in `update`."""
         mine, parts, kernels = self.statistics, window.parts, BACKENDS[ndarray]
         to = mine if parts[0].all() else exact.emptied(mine)  # a feature without values is NaN again
         then: list[Any] = [(self.__dict__.update, {"window": window})]
         if to is not mine:
             then.insert(0, (kernels.assign, mine.rule, to.rule))
-        for nonfinite in ("raise", "propagate"):
-            rule = to.rule.under(POOL, nonfinite)
-            try:
-                at_once([(kernels.move, rule, parts, None, None, None, rows, batches, 0.0, False, True), *then])
-            except FloatingPointError:
-                suspect()
-            else:
-                return
-        raise exact.emptied(mine).too_large(Step(parts, rows))
+
+        def move(finite: bool) -> None:
+            numbers = rows, batches, 0.0, False, True
+            at_once([(kernels.move, to.pooling(finite), parts, None, None, None, *numbers), *then])
+
+        update(move, suspect, lambda: exact.emptied(mine).too_large(Step(parts, rows)))
 
     def _checked(self, times: Times) -> Zero:
         """Return the zero of the clock, set by these times if they are the first. ValueError if their kind differs."""
