@@ -6,7 +6,7 @@ to a `Map`. `docs/distributed.md` shows one.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as Mapped
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,10 @@ class Partitions:
     """What is read of each partition of a table. It is sent to the workers."""
 
     who: str
+    columns: tuple[str, ...]
     weight: str | None
+    _bytes: Callable[[Any], bytes]  # the state that holds what was learned of some rows, or None without rows
+    _together: Callable[[Iterable[bytes]], Any]  # what the rows of all states have taught, or None without rows
 
     @property
     def names(self) -> list[str]:
@@ -56,6 +59,10 @@ class Partitions:
     def state(self, batches: Iterable[Any]) -> bytes:
         """The state of the rows of pyarrow's record batches, or tables; NONE without rows."""
         raise NotImplementedError
+
+    def merged(self, states: Iterable[bytes]) -> bytes:
+        """The state of the rows of all states."""
+        return self._bytes(self._together(states))
 
     def attempt(self, batches: Iterable[Any]) -> dict[str, list[Any]]:
         """Return one row of columns "state" and "error". If a worker failed because of wrong data, it would retry."""
@@ -73,14 +80,25 @@ class Partitions:
                 raise ValueError(row["error"])
         return [bytes(row["state"]) for row in rows]
 
-    def _weights(self, batch: Any) -> Any:
+    def _some(self, states: Iterable[bytes]) -> Any:
+        """What the rows of all states have taught; ValueError without rows."""
+        found = self._together(states)
+        if found is None:
+            raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
+        return found
+
+    @np.errstate(over="ignore")
+    def _weights(self, batch: Any) -> tuple[Any, float]:
+        """The weights of the rows of a batch, whose columns are checked, or None; and their sum."""
+        refuse_unknown(self.who, self.names, batch.schema.names)
         if self.weight is None:
-            return None
+            return None, float(batch.num_rows)
         column = batch.column(self.weight)
         if kind_of(column.type) != NUMBER:
             raise ValueError(f"{self.who}: column {self.weight!r}: expected numbers, got {column.type}")
         w = arrow.values(column).astype(np.float64)
-        return Dense(np.empty((len(w), 0))).weights(w, some=False)
+        w = Dense(np.empty((len(w), 0))).weights(w, some=False)
+        return w, float(w.sum())
 
 
 @dataclass(frozen=True)
@@ -130,17 +148,13 @@ class Reading(Partitions):
         found = (serially(batch, function=self._sums) for batch in filled(batches))
         return self._bytes(merged_in_order(partial(Sums.merged, self.who), found))
 
-    def merged(self, states: Iterable[bytes]) -> bytes:
-        """The state of the rows of all states."""
-        return self._bytes(self._together(states))
-
     def moments(self, states: Iterable[bytes]) -> Moments:
         """The moments of all rows, for each feature."""
-        return self._whole(states).moments
+        return self._some(states).complete().moments  # type: ignore[no-any-return]
 
     def fit(self, t: Any, states: Iterable[bytes]) -> Any:
         """Fit a transformer to the rows of all states. After an error it is as it was."""
-        sums = self._whole(states)
+        sums = self._some(states).complete()
         if self.weight is not None:
             refuse_no_weight(sums.weight)
         features = sums.features()
@@ -156,23 +170,14 @@ class Reading(Partitions):
         some = (Sums.from_bytes(self.who, state) for state in states if state != NONE)
         return merged_in_order(partial(Sums.merged, self.who), some)
 
-    def _whole(self, states: Iterable[bytes]) -> Sums:
-        sums = self._together(states)
-        if sums is None:
-            raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
-        return sums.complete()
-
-    @np.errstate(over="ignore")  # of the sum of weights
     def _sums(self, batch: Any) -> Sums:
-        refuse_unknown(self.who, self.names, batch.schema.names)
-        weight = self._weights(batch)
+        weight, total = self._weights(batch)
         widths, found = [], []
         for wide, table in self._tables(batch):
             widths += wide
             if table is not None:
                 found.append(table.exact(weight) if self.exact else Moments._from_parts(table.parts(weight)))
         moments = Moments._beside(found) if found else empty(self.exact, 0)
-        total = float(batch.num_rows if weight is None else weight.sum())
         return Sums(self.columns, tuple(widths), moments, batch.num_rows, total)
 
     def _tables(self, batch: Any) -> Iterator[tuple[list[int], Any]]:

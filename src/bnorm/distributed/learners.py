@@ -103,15 +103,9 @@ class Learning(Partitions):
             part = serially(part, batch, function=self._learned)
         return self._bytes(part)
 
-    def merged(self, states: Iterable[bytes]) -> bytes:
-        """The state of the rows of all states."""
-        return self._bytes(self._together(states))
-
     def fit(self, t: Any, states: Iterable[bytes]) -> Any:
         """Fit a transformer to the rows of all states. After an error it is as it was."""
-        part = self._together(states)
-        if part is None:
-            raise ValueError(f"{self.who}: found 0 sample(s) in columns {list(self.columns)}, expected at least 1")
+        part = self._some(states)
         refuse_no_weight(part.weight)
         found = part.t
         parameters = t.get_params(deep=False)
@@ -134,15 +128,12 @@ class Learning(Partitions):
     def _together(self, states: Iterable[bytes]) -> "Part | None":
         return merged_in_order(_merged, (pickle.loads(state) for state in states if state != NONE))
 
-    @np.errstate(over="ignore")  # of the sum of weights
     def _learned(self, part: "Part | None", batch: Any) -> "Part":
         from sklearn import clone
 
-        refuse_unknown(self.who, self.names, batch.schema.names)
-        weight = self._weights(batch)
+        weight, own = self._weights(batch)
         table = batch.select(each_once(*self.columns, self.times))
         t, before = (clone(self.t), 0.0) if part is None else part
-        own = float(batch.num_rows if weight is None else weight.sum())
         t._move(table, weight, self.times, some=False)  # the keys and the times of rows without weight count
         return Part(t, before + own)
 
