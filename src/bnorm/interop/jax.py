@@ -7,7 +7,7 @@ A callback converts arrays to NumPy and back, so this is for nets on the CPU. On
 `custom_vjp`.
 """
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -118,13 +118,33 @@ def _few_samples(shape: tuple[int, ...], fixed: dict[str, Any]) -> tuple[int, in
     return at, min(shape[at], 2) if prod(shape) == shape[at] * shape[axis] else 0
 
 
-def _forward(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> tuple[np.ndarray, F.Saved]:
+def _forward(call: Call, x: Any, gamma: Any, beta: Any, constants: Any) -> tuple[np.ndarray, F.Saved]:
     """Compute the forward on NumPy arrays. A derivative computes it again, as JAX can keep only arrays for it."""
     norm, options = call
     given = {"gamma": gamma, "beta": beta, **constants}
     given = {name: np.asarray(value) for name, value in given.items() if value is not None}
     result: tuple[np.ndarray, F.Saved] = getattr(F, norm)(np.asarray(x), **given, **options)
     return result
+
+
+def _value(call: Call, *given: Any) -> np.ndarray:
+    return _forward(call, *given)[0]
+
+
+def _gradients(call: Call, dy: Any, *given: Any) -> Any:
+    _, saved = _forward(call, *given)
+    return _cast(F.backward(np.asarray(dy), saved), *given[:3])
+
+
+def _second(call: Call, dd: Any, dy: Any, *given: Any) -> Any:
+    _, saved = _forward(call, *given)
+    ddx, ddgamma, ddbeta = (a if a is None else np.asarray(a) for a in dd)
+    results = F.double_backward(ddx, saved, np.asarray(dy), ddgamma, ddbeta, dbeta=True)
+    return _cast(results, dy, *given[:3])
+
+
+def _cast(results: Any, *arrays: Any) -> Any:
+    return tuple(a if a is None else np.asarray(r, a.dtype) for r, a in zip(results, arrays, strict=True))
 
 
 @cache
@@ -135,33 +155,17 @@ def _normalize() -> Any:
     def like(*arrays: Any) -> Any:
         return tuple(a if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)
 
-    def cast(results: Any, *arrays: Any) -> Any:
-        return tuple(a if a is None else np.asarray(r, a.dtype) for r, a in zip(results, arrays, strict=True))
-
     def callback(function: Any, shapes: Any, *arrays: Any) -> Any:
         return jax.pure_callback(function, shapes, *arrays, vmap_method="sequential")
 
     def value(x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
-        def compute(x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
-            return _forward(x, gamma, beta, constants, call)[0]
-
-        return callback(compute, like(x)[0], x, gamma, beta, constants)
+        return callback(partial(_value, call), like(x)[0], x, gamma, beta, constants)
 
     def gradients(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
-        def compute(dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
-            _, saved = _forward(x, gamma, beta, constants, call)
-            return cast(F.backward(np.asarray(dy), saved), x, gamma, beta)
-
-        return callback(compute, like(x, gamma, beta), dy, x, gamma, beta, constants)
+        return callback(partial(_gradients, call), like(x, gamma, beta), dy, x, gamma, beta, constants)
 
     def second(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, constants: Any, call: Call) -> Any:
-        def compute(dd: Any, dy: Any, x: Any, gamma: Any, beta: Any, constants: Any) -> Any:
-            _, saved = _forward(x, gamma, beta, constants, call)
-            ddx, ddgamma, ddbeta = (a if a is None else np.asarray(a) for a in dd)
-            results = F.double_backward(ddx, saved, np.asarray(dy), ddgamma, ddbeta, dbeta=True)
-            return cast(results, dy, x, gamma, beta)
-
-        return callback(compute, like(dy, x, gamma, beta), dd, dy, x, gamma, beta, constants)
+        return callback(partial(_second, call), like(dy, x, gamma, beta), dd, dy, x, gamma, beta, constants)
 
     def zeros(tree: Any) -> Any:
         return jax.tree.map(jax.numpy.zeros_like, tree)
