@@ -81,8 +81,7 @@ def moments(
         _check_type(who, "weight", weight, xr.DataArray)
     if isinstance(x, xr.DataArray):
         return _of_array(who, x, _dims(who, dim, x.dims), weight, skipna, minmax)
-    if not isinstance(x, xr.Dataset):
-        raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
+    _check_type(who, "x", x, xr.DataArray, xr.Dataset)
     dims = _dims(who, dim, tuple(x.dims))
     found = {}
     for name, a in x.data_vars.items():
@@ -137,8 +136,7 @@ def normalize(x: xr.DataArray | xr.Dataset, stats: xr.Dataset, *, eps: float = 0
     _check_type(who, "stats", stats, xr.Dataset)
     if isinstance(x, xr.DataArray):
         return _normalized(who, x, stats, "", eps)
-    if not isinstance(x, xr.Dataset):
-        raise TypeError(f"{who}: x: expected a DataArray or Dataset, got {checks.type_name(x)}")
+    _check_type(who, "x", x, xr.DataArray, xr.Dataset)
     result = x.copy()
     together = "mean" in stats  # otherwise each variable has its own statistics
     if together and VARIABLE not in stats["mean"].dims:
@@ -194,9 +192,10 @@ def _refuse_taken(who: str, names: Iterable[str], taken: Collection[Hashable]) -
         )
 
 
-def _check_type(who: str, name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{who}: {name}: expected a {kind.__name__}, got {checks.type_name(value)}")
+def _check_type(who: str, name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{who}: {name}: expected a {expected}, got {checks.type_name(value)}")
 
 
 def _weight(who: str, x: xr.DataArray, weight: xr.DataArray) -> xr.DataArray:
