@@ -12,14 +12,14 @@ PyTorch, and pools values here; both conversions warn of it.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bnorm import layers
 from bnorm.checks import user_level
 from bnorm.interop import neighbors
 from bnorm.interop.neighbors import LAYERS, arrays, known, load, only_axis, warn_of_variance, without_activation
-from bnorm.layers import Layer
+from bnorm.layers import Layer, Parameter
 
 __all__ = ["batch_norm", "from_torch", "group_norm", "instance_norm", "layer_norm", "rms_norm", "to_torch"]
 
@@ -92,9 +92,8 @@ def from_torch(module: Any) -> Layer:
     kind = getattr(layers, name)
     layer: Layer = kind(*arguments, **options, affine="weight" in state, dtype="float64" if wide else "float32")
     layer.load_state_dict(state)
-    for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
-        if theirs is not None and p is not None:
-            p.requires_grad = theirs.requires_grad
+    for theirs, p in _pairs(module, layer):
+        p.requires_grad = theirs.requires_grad
     return layer.train(module.training)
 
 
@@ -159,13 +158,19 @@ def _module(who: str, torch: Any, layer: Layer, dtype: Any) -> Any:
         options["bias"] = False
     module = getattr(torch.nn, name)(*arguments, **options)
     module.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in arrays(layer).items()})
-    for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
-        if theirs is not None and p is not None:
-            theirs.requires_grad_(p.requires_grad)
+    for theirs, p in _pairs(module, layer):
+        theirs.requires_grad_(p.requires_grad)
     if name in OVER_CHANNELS:
         warn_of_variance(who, layer, 1, "PyTorch")
         _warn_of_pooling(who, module)
     return module.train(layer.training)
+
+
+def _pairs(module: Any, layer: Layer) -> Iterator[tuple[Any, Parameter]]:
+    """Yield PyTorch's parameters, each with that of the layer."""
+    for theirs, p in ((module.weight, layer.gamma), (getattr(module, "bias", None), layer.beta)):
+        if theirs is not None and p is not None:
+            yield theirs, p
 
 
 def _floating(who: str, torch: Any, dtype: Any) -> Any:
