@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -21,25 +22,17 @@ def test_threads_that_save_to_one_path(tmp_path):
     path = tmp_path / "t.safetensors"
     scalers = [bnorm.BatchNormTransformer(momentum=None).fit(np.eye(3) * (i + 1)) for i in range(WRITERS)]
     scalers[0].save(path)
-    start, errors = threading.Barrier(WRITERS + 1), []
+    start, means = threading.Barrier(WRITERS + 1), []
 
     def work(save_or_load, times):
         start.wait()
-        try:
-            for _ in range(times):
-                save_or_load()
-        except Exception as error:
-            errors.append(error)
+        for _ in range(times):
+            save_or_load()
 
-    means = []
-    jobs = [lambda t=t: t.save(path) for t in scalers]
-    threads = [threading.Thread(target=work, args=(job, 25)) for job in jobs]
-    threads.append(threading.Thread(target=work, args=(lambda: means.append(bnorm.load(path).mean_[0]), 50)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    jobs = [(lambda t=t: t.save(path), 25) for t in scalers]
+    jobs.append((lambda: means.append(bnorm.load(path).mean_[0]), 50))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(work, *zip(*jobs, strict=True)))
     assert set(means) <= {t.mean_[0] for t in scalers}
     assert names(tmp_path) == ["t.safetensors"]
 

@@ -1,6 +1,7 @@
 """An x that changes before its backward, and one layer in several threads."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -101,11 +102,8 @@ def test_threads_share_a_layer_that_only_reads():
                 if not np.array_equal(layer(x), y):
                     wrong.append(x)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(tables, expected, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(tables)) as pool:
+        list(pool.map(work, tables, expected))
     assert not wrong
     assert not OPEN
     for name, a in layer.state_dict().items():

@@ -7,6 +7,7 @@ import pickle
 import threading
 import tracemalloc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import numpy as np
@@ -393,9 +394,6 @@ def test_threads_do_not_take_each_others_forward():
             if not (np.array_equal(y, want_y) and np.array_equal(pull(dy), want_dx)):
                 wrong.append(x)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, dys, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(xs)) as pool:
+        list(pool.map(work, xs, dys))
     assert not wrong
