@@ -3,10 +3,8 @@
 import ast
 import doctest
 import graphlib
-import os
 import re
 import runpy
-import subprocess
 import sys
 import tomllib
 from importlib import import_module, metadata, resources
@@ -110,14 +108,6 @@ def imported(path: Path) -> set[str]:
     return {module for module in found if module.split(".")[0] == "bnorm"} - {name}
 
 
-def run_python(code: str) -> str:
-    # With bytecode kept, as it is of an installed package, whatever the environment says.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=child.LIMIT, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -126,7 +116,7 @@ def test_one_version():
 
 
 def test_import_brings_numpy_and_itself():
-    new = run_python("import sys, numpy; old = set(sys.modules); import bnorm; print(*set(sys.modules) - old)").split()
+    _, new = child.beside_numpy("import bnorm")
     foreign = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names) - {"bnorm", "numpy"}
     assert not {name for name in foreign if "cython" not in name}  # Cython's own bookkeeping is no package
     others = {name for name in new if name.partition(".")[0] not in {"bnorm", "numpy"}}
@@ -134,22 +124,9 @@ def test_import_brings_numpy_and_itself():
 
 
 def test_import_is_quick():
-    """It makes less than half of the calls that importing NumPy makes: a fifth. The time would depend on the machine,
-    and on what else it does: there it is two fifths."""
-    code = """
-import sys
-calls = 0
-def count(*_):
-    global calls
-    calls += 1
-sys.setprofile(count)
-import numpy
-theirs = calls
-import bnorm
-sys.setprofile(None)
-print((calls - theirs) / theirs)
-"""
-    assert 0 < float(run_python(code)) < 0.5
+    """It makes less than half of the calls that importing NumPy makes: a fifth. In time it is two fifths."""
+    calls, _ = child.beside_numpy("import bnorm")
+    assert 0 < calls < 0.5
 
 
 def test_imports_point_down():
@@ -203,7 +180,7 @@ def test_names_exist():
 def test_modules_come_when_they_are_used():
     code = "import bnorm; bnorm.plot.RunningStatsDisplay, bnorm.sklearn.StandardScaler, bnorm.distributed.merge_all; "
     code += "bnorm.interop.sklearn.to_standard_scaler; print(*dir(bnorm))"
-    names = run_python(code).split()
+    names = child.printed(code).split()
     assert {*bnorm.__all__, "distributed", "interop", "plot", "sklearn", "xarray"} == set(names)
 
 

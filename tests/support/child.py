@@ -34,8 +34,35 @@ def started(command: list[object], timeout: float = LIMIT, **environment: object
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def printed(code: str) -> str:
+    """Return what this code prints; it must succeed. Bytecode is kept, as it is of an installed package."""
+    done = run("-c", code, PYTHONDONTWRITEBYTECODE="")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def output(script: str, *args: object, **environment: object) -> str:
-    """Return what a script of this folder prints; it must succeed."""
+    """The same for a script of this folder."""
     done = run(Path(__file__).with_name(script), *args, **environment)
     assert done.returncode == 0, f"{script} {args} {environment}: exit status {done.returncode}\n{done.stderr}"
     return done.stdout
+
+
+def beside_numpy(code: str) -> tuple[float, list[str]]:
+    """Return how many calls this code makes, each as a part of those that importing NumPy makes just before it, and the
+    modules that it imports. Times would depend on the machine, and on what else it does.
+    """
+    ratio, *modules = printed(f"""
+import sys
+calls = 0
+def count(*_):
+    global calls
+    calls += 1
+sys.setprofile(count)
+import numpy
+theirs, before = calls, set(sys.modules)
+{code}
+sys.setprofile(None)
+print((calls - theirs) / theirs, *set(sys.modules) - before)
+""").split()
+    return float(ratio), modules
