@@ -90,22 +90,14 @@ def pairs(known: list[str]) -> list[tuple[str, str]]:
     return [(family, arch) for family in INSTANCES for arch in known if int(arch[3:]) >= most.get(family, 0)]
 
 
-def sample(family: str, arch: str) -> list[str]:
-    step = SAMPLE[family]
-    return INSTANCES[family][KNOWN.index(arch) % step :: step]
-
-
 @needs_nvrtc
-@pytest.mark.parametrize(("family", "arch"), pairs([arch for arch in KNOWN if arch in COMPILED]))
+@pytest.mark.parametrize(
+    ("family", "arch"),
+    [pytest.param(*pair, marks=() if pair[1] in COMPILED else pytest.mark.slow) for pair in pairs(KNOWN)],
+)
 def test_a_sample_compiles(family, arch):
-    check(family, sample(family, arch), arch)
-
-
-@pytest.mark.slow
-@needs_nvrtc
-@pytest.mark.parametrize(("family", "arch"), pairs([arch for arch in KNOWN if arch not in COMPILED]))
-def test_a_sample_compiles_elsewhere(family, arch):
-    check(family, sample(family, arch), arch)
+    step = SAMPLE[family]
+    check(family, INSTANCES[family][KNOWN.index(arch) % step :: step], arch)
 
 
 # What a sample seldom meets. Newer compilers hold pairs of floats, which took more registers than four blocks have, and
