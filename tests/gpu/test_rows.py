@@ -11,7 +11,7 @@ from compare import assert_close, assert_same
 from drawing import text
 from emulated import rows as gpu_rows
 from emulated.device import SMALL, emulated_device, needs_emulator  # noqa: F401
-from kernel_checks import assert_rows, exact
+from kernel_checks import assert_rows, exact, rows_of
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("device")]
 
@@ -26,14 +26,8 @@ LONG = [
 def test_rows_with_more_shared_memory(shape, dtype, affine, rule, act, device, monkeypatch):
     """Of the usual little memory they are tested in tests/kernels/test_kernels.py."""
     monkeypatch.setattr(device, "limits", gpu_rows.LARGE)
-    cuda = Backend("emulator", gpu)
-    rng = np.random.default_rng(shape)
-    n, g, k, _ = shape
-    x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
-    dy = rng.standard_normal(shape).astype(dtype)
-    gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
     tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
-    args, got, _, _ = assert_rows(cuda, x, dy, gamma, beta, rule, act, tags)
+    args, got, _, _ = assert_rows(Backend("emulator", gpu), *rows_of(shape, dtype, affine), rule, act, tags)
     without = gpu.rows_backward(*args, params=False)
     assert_same(without[0], got[0], what="dx without params", **tags)
     assert without[1] is None and without[2] is None

@@ -26,6 +26,7 @@ from kernel_checks import (
     every_dtype,
     map_error,
     problem,
+    rows_of,
     stats_of,
 )
 
@@ -189,13 +190,8 @@ EVERY_ROW_RUN = {"cpu": list(product(ROWS, DTYPES, AFFINE, RULES, ACTIVATIONS)),
 
 @parametrized(["shape", "dtype", "affine", "rule", "act"], ROW_RUNS, **EVERY_ROW_RUN)
 def test_rows(backend, shape, dtype, affine, rule, act):
-    rng = np.random.default_rng(shape)
-    n, g, k, _ = shape
-    x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
-    dy = rng.standard_normal(shape).astype(dtype)
-    gamma, beta = (rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None)
     tags = {"shape": shape, "dtype": dtype, "affine": affine, "rule": rule, "act": act}
-    args, _, want, of_dx = assert_rows(backend, x, dy, gamma, beta, rule, act, tags)
+    args, _, want, of_dx = assert_rows(backend, *rows_of(shape, dtype, affine), rule, act, tags)
     dx, dgamma, dbeta = backend("rows_backward", *args, params=False)
     assert dgamma is None and dbeta is None
     assert_close(dx, want[0], of_dx, what="dx without params", **tags)

@@ -180,6 +180,15 @@ def assert_backward(got, want, dy, x, stats, count, weight, frozen, dtype, **cas
     assert_close(got[0], as_stored(dtype, got[0], want[0], allowed), allowed, what="dx", **case)
 
 
+def rows_of(shape, dtype, affine):
+    """x, dy, gamma and beta of rows (N, G, K, L)."""
+    rng = np.random.default_rng(shape)
+    n, g, k, _ = shape
+    x = (rng.standard_normal(shape) + 3 * rng.standard_normal((n, g, 1, 1))).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype)
+    return x, dy, *((rng.uniform(0.5, 2, g * k), rng.standard_normal(g * k)) if affine else (None, None))
+
+
 def assert_rows(backend, x, dy, gamma, beta, rule, act, tags):
     """Check a forward and a backward of rows against the reference. Return the arguments of the backward, its results,
     the wanted results, and the allowed error of dx."""
