@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bnorm
-from compare import EPS, assert_close, assert_gradient, assert_same
+from compare import EPS, assert_close, assert_gradient, assert_gradients_of, assert_same
 from drawing import together
 from layer_oracle import held
 
@@ -150,16 +150,7 @@ def test_the_gradient_is_the_derivative(layer, shape, axis, activation, weight):
     loss(x)
     dx = bn.backward(dy)
     assert_gradient(dx, loss, x, layer=layer, activation=activation)
-    gradients = np.array(bn.gamma.grad), np.array(bn.beta.grad)
-    for p, gradient in zip((bn.gamma, bn.beta), gradients, strict=True):
-        values = np.array(p)
-
-        def loss_of(values, p=p):
-            p.data[...] = values
-            return loss(x)
-
-        assert_gradient(gradient, loss_of, values, layer=layer, activation=activation)
-        p.data[...] = values
+    assert_gradients_of(bn.parameters(), lambda: loss(x), layer=layer, activation=activation)
 
 
 def test_a_value_of_weight_zero_moves_nothing_else():

@@ -9,7 +9,7 @@ import pytest
 import bnorm
 import cases
 from bnorm.kernels import cpu
-from compare import assert_close, assert_gradient, assert_same
+from compare import assert_close, assert_gradient, assert_gradients_of, assert_same
 from drawing import every_pair, together
 from layer_oracle import CHANNELS, LAYOUTS, PlainBatchNorm, check_running, check_step
 
@@ -104,16 +104,9 @@ def test_gradients_are_derivatives(layout, training):
         with bn.frozen_stats():
             return float((dy * bn(x)).sum())
 
-    def loss_of(parameter, values):
-        parameter.data[...] = values
-        return loss(x)
-
     loss(x)
     assert_gradient(bn.backward(dy), loss, x, layout=layout)
-    for parameter in (bn.gamma, bn.beta):
-        values = np.array(parameter)
-        assert_gradient(parameter.grad, lambda v, p=parameter: loss_of(p, v), values, layout=layout)
-        parameter.data[...] = values
+    assert_gradients_of(bn.parameters(), lambda: loss(x), layout=layout)
 
 
 # Published examples --------------------------------------------------------------------------------------------------

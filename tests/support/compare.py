@@ -1,6 +1,7 @@
 """Comparisons whose errors print the case, bounds of the errors of results, and gradients by central differences."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -91,6 +92,19 @@ def central_differences(f: Callable[[np.ndarray], float], x: np.ndarray) -> np.n
 def assert_gradient(got, f: Callable[[np.ndarray], float], x: np.ndarray, **case) -> None:
     """Assert that got is df/dx, to 1e-6 of its largest element."""
     assert_differences(got, central_differences(f, x), **case)
+
+
+def assert_gradients_of(parameters, loss: Callable[[], float], **case) -> None:
+    """Assert that the `grad` of each parameter is the derivative of the loss. The parameters end as they began."""
+
+    def loss_of(p, values):
+        p.data[...] = values
+        return loss()
+
+    for p in parameters:
+        values = np.array(p)
+        assert_gradient(p.grad, partial(loss_of, p), values, **case)
+        p.data[...] = values
 
 
 def assert_differences(got, want: np.ndarray, **case) -> None:
