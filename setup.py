@@ -147,11 +147,9 @@ class BuildExt(build_ext):
 
     def run(self):
         super().run()
-        inplace = self.inplace
-        for self.inplace in {inplace, False}:  # a build in place leaves files in both folders
+        for folder in [self.build_lib, *["src"] * bool(self.inplace)]:  # a build in place leaves files in both
             for name in [f"bnorm.kernels.cpu.{kind}.{level}" for kind in KINDS for level in OTHERS]:
-                Path(self.get_ext_fullpath(name)).unlink(missing_ok=True)
-        self.inplace = inplace
+                Path(folder, self.get_ext_filename(name)).unlink(missing_ok=True)
 
     def build_extensions(self):
         kind = "msvc" if self.compiler.compiler_type == "msvc" else "unix"
