@@ -120,7 +120,7 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
             except TooLarge as error:
                 raise too_large(error, stream.where, names, args.weight) from None
             except (TypeError, ValueError, FloatingPointError) as error:
-                raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
+                raise _at(stream.where, error) from None
             progress.add(batch.num_rows, stream.progress)
 
 
@@ -171,7 +171,7 @@ class Map:
             quoted, refuse = [repr(name) for name in self.keys], p["unseen"] == "error"
             at, codes = groups.places(WHO, read, quoted, refuse, stream.row + 1)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{stream.where}: {str(error).removeprefix(f'{WHO}: ')}") from None
+            raise _at(stream.where, error) from None
         numbers = groups.numbers(at, p["prior"], p["unseen"] == "global", p["eps"], self._inverse)
 
         def apply(feature: int, x: ndarray, out: ndarray) -> None:
@@ -231,8 +231,13 @@ def _united(paths: Sequence[str], found: Sequence[Stored]) -> Stored:
         try:
             first.groups.merge(WHO, other.groups, [repr(name) for name in first.by])
         except (TypeError, FloatingPointError) as error:
-            raise DataError(f"{path}: {str(error).removeprefix(f'{WHO}: ')}") from None
+            raise _at(path, error) from None
     return first
+
+
+def _at(where: str, error: Exception) -> DataError:
+    """An error of the library, which names the command, as one that names a place."""
+    return DataError(f"{where}: {str(error).removeprefix(f'{WHO}: ')}")
 
 
 def _arrange(stored: Stored, like: Stored) -> None:
