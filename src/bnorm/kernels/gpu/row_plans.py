@@ -135,9 +135,19 @@ def step_bytes(row: Row, dtype: str) -> int:
     return row.threads * row.vector * ITEMSIZE[dtype]
 
 
+def number_bytes(dtype: str) -> int:
+    """Return the bytes of a sum, or of a gamma, in shared memory."""
+    return max(ITEMSIZE[dtype], 4)
+
+
+def both_bytes(channels: int, dtype: str) -> int:
+    """Return the bytes of gamma and beta of so many channels, in whole vectors."""
+    return cdiv(2 * channels * number_bytes(dtype), VECTOR_BYTES) * VECTOR_BYTES
+
+
 def summed_bytes(row: Row, dtype: str) -> int:
     """Return the bytes of the sums over rows in the shared memory of a block."""
-    return 2 * row.steps * row.threads * row.vector * max(ITEMSIZE[dtype], 4)
+    return 2 * row.steps * row.threads * row.vector * number_bytes(dtype)
 
 
 def summing_blocks(row: Row, shared: int, limits: Limits) -> int:
@@ -165,10 +175,9 @@ def summed_by_channel(row: Row, positions: int) -> bool:
 
 def channels_bytes(row: Row, channels: int, positions: int, dtype: str) -> int:
     """Return the bytes, in shared memory, of the sums of channels and of a block's vectors, and of gamma and beta."""
-    vectors, itemsize = row.steps * row.threads, max(ITEMSIZE[dtype], 4)
     pieces = max(1, share_of(row, channels, positions) // WARP)
-    affine = cdiv(2 * channels * itemsize, VECTOR_BYTES) * VECTOR_BYTES
-    return 2 * (8 * channels * pieces + vectors * itemsize) + affine
+    of_vectors = row.steps * row.threads * number_bytes(dtype)
+    return 2 * (8 * channels * pieces + of_vectors) + both_bytes(channels, dtype)
 
 
 def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
@@ -177,7 +186,16 @@ def affine_bytes(shape: RowShape, dtype: str, affine: int) -> int:
     if affine == NO_AFFINE or not channels or not groups == positions == 1:
         return 0
     gamma = cdiv(channels, 4) * 4
-    return (gamma + (gamma if affine == GAMMA_AND_BETA else ZEROS)) * max(ITEMSIZE[dtype], 4)
+    return (gamma + (gamma if affine == GAMMA_AND_BETA else ZEROS)) * number_bytes(dtype)
+
+
+def affine_read(row: Row, affine: int, backward: bool, kind: int) -> int:
+    """Return which of gamma and beta a kernel reads, or ones and zeros in their place."""
+    if affine == NO_AFFINE and not row.steps:
+        return NO_AFFINE
+    if backward:  # with an activation, of beta too
+        return GAMMA_ALONE if kind == IDENTITY.kind else GAMMA_AND_BETA
+    return GAMMA_ALONE if affine == NO_AFFINE else affine  # the code for a gamma that is kept is shorter
 
 
 def first_late(sums: int, many: int, together: int, most: int, own: int) -> tuple[int, int]:
@@ -203,8 +221,8 @@ class Sums(NamedTuple):
 
 def broadened(row: Row, size: int, dtype: str, room: int) -> Row:
     """Return the row with a broad block, if it can have one: half as many blocks then write sums, and read gamma."""
-    broad, gamma = row._replace(wide=BROAD), size * max(ITEMSIZE[dtype], 4)
-    fits = row.steps > 0 and summed_bytes(broad, dtype) + gamma <= room
+    broad = row._replace(wide=BROAD)
+    fits = row.steps > 0 and summed_bytes(broad, dtype) + size * number_bytes(dtype) <= room
     return broad if fits and row.wide == OF_WARPS else row
 
 
@@ -262,14 +280,10 @@ def rows(
     if params and groups == positions == 1:
         row = broadened(row, size, dtype, room)
     sums, shared, columns, share = sums_of(row, shape, dtype, room) if params else Sums()
-    if affine == NO_AFFINE and row.steps:
-        affine = GAMMA_ALONE  # blocks keep ones, as the code for a gamma that is kept is shorter
-    if backward and affine != NO_AFFINE:  # kernels with an activation read beta, or zeros in its place
-        affine = GAMMA_ALONE if kind == IDENTITY.kind else GAMMA_AND_BETA
+    affine = affine_read(row, affine, backward, kind)
     arrays, row_room = 2 if backward else 1, min(room, TWO_PER_PROCESSOR)
     if not (backward or row.steps or affine == NO_AFFINE) and positions > 1 and groups * channels <= KEPT_CHANNELS:
-        share = 1
-        shared = cdiv(2 * groups * channels * max(ITEMSIZE[dtype], 4), VECTOR_BYTES) * VECTOR_BYTES
+        share, shared = 1, both_bytes(groups * channels, dtype)
     row, kept = keeping(row, shape, dtype, affine, backward, shared, limits)
     shared += kept
     if positions * ITEMSIZE[dtype] >= SHORT_RUN or (row.wide == BROAD and (backward or kept)):
