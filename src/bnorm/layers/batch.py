@@ -161,8 +161,8 @@ class BatchNorm(Tracking):
     def pooled_stats(self, replace: bool = False) -> Iterator[None]:
         """Training batches inside this block are pooled, and count as one batch at its end.
 
-        Every value weighs the same.
-        After an exception the running statistics have not changed. Inside frozen_stats they do not change either.
+        Every value weighs the same. After an exception the running statistics have not changed. Inside frozen_stats
+        they do not change either.
 
         Parameters
         ----------

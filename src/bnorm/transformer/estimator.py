@@ -224,8 +224,8 @@ class BatchNormTransformer(
         y : None
             Ignored.
         sample_weight : array-like of shape (n_samples,), default=None
-            How much each row counts: not negative, not all zero. With a half-life, a row makes
-            earlier rows older whatever its weight.
+            How much each row counts: not negative, not all zero. With a half-life, a row makes earlier rows older
+            whatever its weight.
         times : array-like of shape (n_samples,), or str, default=None
             As in `fit`; of the same kind in the whole stream. Rows may come in any order.
 
