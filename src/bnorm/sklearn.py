@@ -15,6 +15,7 @@ from bnorm.arrays import borrowed, given_back, is_foreign, refuse_mixture
 from bnorm.checks import LIGHTEST
 from bnorm.kernels import BACKENDS, view
 from bnorm.kernels.engines import engine_of
+from bnorm.kernels.rule import EPSILON
 from bnorm.moments import Moments
 from bnorm.transformer import sparse_tables
 from bnorm.transformer.fitted import restored_after_errors
@@ -26,7 +27,6 @@ from bnorm.transformer.weights import as_checked
 __all__ = ["StandardScaler"]
 
 FOUND = ("n_features_in_", "feature_names_in_")
-EPSILON = float(np.finfo(np.float64).eps)
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")
 _MEAN, _SCALE, _SHIFT = 0, 3, 4  # rows of the statistics that the kernels take
 
@@ -218,19 +218,12 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     def _is_plain(self, X: Any, in_place: bool = False, anew: bool = False) -> bool:
         """Whether scikit-learn would accept X without a conversion, and nothing else needs a check."""
         own = self.__dict__
-        return (
-            plain(X, ndarray, in_place)
-            and (
-                anew
-                or (
-                    X.shape[1] == own.get("n_features_in_")
-                    and "feature_names_in_" not in own
-                    and type(own.get("mean_", 0)) in (ndarray, type(None))
-                )
-            )
-            and type(self.with_mean) is type(self.with_std) is type(self.copy) is bool
-            and not Callbacks.has(self)
-        )
+        if not plain(X, ndarray, in_place) or Callbacks.has(self):
+            return False
+        if not type(self.with_mean) is type(self.with_std) is type(self.copy) is bool:
+            return False
+        alike = X.shape[1] == own.get("n_features_in_") and "feature_names_in_" not in own
+        return anew or (alike and type(own.get("mean_", 0)) in (ndarray, type(None)))
 
     def _set(self, fitted: Moments, x: Any, weighted: bool = False) -> None:
         """Set the fitted attributes, as arrays of the library of x."""

@@ -9,14 +9,14 @@ from numpy import ndarray
 
 from bnorm import devices
 from bnorm.kernels import BACKENDS, halved, moved
-from bnorm.kernels.rule import spread
+from bnorm.kernels.rule import EPSILON, spread
 from bnorm.layers import state
 from bnorm.layers.base import fixed
 from bnorm.running import BATCHES, ROWS, SKIPPED, Statistics
 from bnorm.streams.base import Normalizer
 
 LATER = SKIPPED  # the counter that is 1 in a difference of values that fade: no batch of a stream is skipped as a whole
-NOISE = 8 * float(np.finfo(np.float64).eps)
+NOISE = 8 * EPSILON
 NAMES = {"seen": "count"}  # names of arrays that differ from those of `Statistics`
 OWN = {f"_{name}" for name in ("clip", "device", "dtype", "eps", "halflife", "limit", "momentum", "shape", "skipped")}
 OWN |= {"_statistics", "_training", "_who"}  # what is copied and pickled, beside what a subclass has added
