@@ -344,7 +344,7 @@ def row_sums(shape: RowShape, dtype: str, vectors: bool, kind: int, limits: Limi
 
 
 @lru_cache(maxsize=1024)
-def weighted(name: str, shape: RowShape, dtype: str, kind: int, limits: Limits) -> Plan:
+def weighted(name: str, shape: RowShape, dtype: str, kind: int) -> Plan:
     """Return a plan for rows with weights. name: "rows_weighted_forward" or "rows_weighted_backward"."""
     n, groups, channels, positions = four(shape)
     many, size = n * groups, channels * positions

@@ -77,7 +77,7 @@ def rows_forward(
             affine = GAMMA_AND_BETA if beta is not None else NO_AFFINE if gamma is None else GAMMA_ALONE
             plan = row_plans.rows("rows_forward", shape, call.dtype, affine, False, act.kind, device.limits)
         else:
-            plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind, device.limits)
+            plan = row_plans.weighted("rows_weighted_forward", shape, call.dtype, act.kind)
         runs = []
         kept = gamma_then, beta_then
         one: Any = beta if gamma is None else gamma
@@ -122,7 +122,7 @@ def rows_backward(
     if weight is None:
         plan = row_plans.rows("rows_backward", shape, call.dtype, affine, bool(params), kind, limits)
     else:
-        plan = row_plans.weighted("rows_weighted_backward", shape, call.dtype, kind, limits)
+        plan = row_plans.weighted("rows_weighted_backward", shape, call.dtype, kind)
     dgamma, dbeta, gives, holder, new = receiver(params, channels, device, dy, x, weight, dh)
     gamma_at, beta_at, *of_rows, dgamma_at, dbeta_at, weight_at = device.addresses(
         gamma, beta, mean, rstd, dgamma, dbeta, weight
