@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from bnorm.checks import missing
+from bnorm.interop.neighbors import discounted
 from bnorm.streams import RunningNorm
 
 try:
@@ -178,11 +179,7 @@ class NormalizeReward(_Switch):
 
     def _follow(self, returns: ndarray, reward: Any) -> ndarray:
         """Return the returns after these rewards, and add them to the statistics."""
-        finite = np.isfinite(reward)
-        after = returns * self.gamma + np.where(finite, reward, 0.0)
-        if self.update_running_mean:
-            self._norm.update(np.where(finite, after, np.nan))
-        return after
+        return discounted(returns, self.gamma, reward, self._norm if self.update_running_mean else None)
 
 
 class SingleNormalizeReward(NormalizeReward, Wrapper, RecordConstructorArgs):  # type: ignore[misc]

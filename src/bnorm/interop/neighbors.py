@@ -1,4 +1,4 @@
-"""Helpers of the conversions: importing the other library, converting momentum, copying a layer's arrays to the CPU."""
+"""Helpers of these modules: importing the other library, converting momentum, copying a layer's arrays to the CPU."""
 
 import warnings
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ from bnorm.layers import (
     RMSNorm,
 )
 from bnorm.layers.batch import BatchNorm
+from bnorm.streams import RunningNorm
 
 BATCH_NORMS: dict[int, type[BatchNorm]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
 OVER_CHANNELS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d)
@@ -76,6 +77,18 @@ def inference(layer: Any) -> tuple[ndarray, ndarray, ndarray]:
     if layer.eps == 0:
         var = np.where(constant(mean, var), 1.0, var)
     return mean, var, rstd
+
+
+def discounted(returns: ndarray, gamma: float, rewards: Any, statistics: RunningNorm | None) -> ndarray:
+    """Return the discounted returns after these rewards, and add them to statistics, if there are any.
+
+    A reward that is not finite does not count, and its return goes on as if it had been 0.
+    """
+    finite = np.isfinite(rewards)
+    after = returns * gamma + np.where(finite, rewards, 0.0)
+    if statistics is not None:
+        statistics.update(np.where(finite, after, np.nan))
+    return after
 
 
 def dtype_of(state: Mapping[str, ndarray]) -> str:

@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from bnorm.checks import missing
 from bnorm.files import container
+from bnorm.interop.neighbors import discounted
 from bnorm.layers.saving import flag
 from bnorm.streams import RunningNorm, saving
 
@@ -178,9 +179,7 @@ class VecNormalize(vec_env.VecNormalize):  # type: ignore[misc]
         return f(self.obs_rms, obs)
 
     def _update_reward(self, reward: Any) -> None:
-        finite = np.isfinite(reward)
-        self.returns = self.returns * self.gamma + np.where(finite, reward, 0.0)
-        self.ret_rms.update(np.where(finite, self.returns, np.nan))
+        self.returns = discounted(self.returns, self.gamma, reward, self.ret_rms)
 
 
 def _float32(a: Any) -> ndarray:
