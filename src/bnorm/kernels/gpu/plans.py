@@ -166,7 +166,7 @@ def reduction(
         return of_cluster(name, *cluster, dtype, kind, limits, without(clusters=False))
     if whole:
         shape, keep, shared = whole
-        chunk, chunks = max(1, cdiv(shape.steps, shape.down)) * shape.down, 1
+        chunk, chunks = shape.whole, 1
     elif cluster:
         shape, keep, _ = cluster
         chunk, chunks = keep * shape.down, CLUSTER
@@ -178,13 +178,17 @@ def reduction(
         only = launch(shape, kernel, chunk, chunks, shared=shared, keep=keep, streams=sent, bunch=found.bunch)
         launches = [only._replace(persistent=int(keep > 0 and shape.base > 1))]  # blocks go on from channel to channel
     else:
-        exact = name == "moments" and not then and dtype != "float64"
-        mode = CAREFUL if careful else EXACT if exact else SUMS_ONLY
+        mode = CAREFUL if careful else mode_of_sums(name, then, dtype)
         own_kind = kind if name == "sums" else IDENTITY.kind  # moments are those of x, whatever the activation
         launches = [launch(shape, shape.kernel(name, dtype, mode, own_kind), chunk, chunks, bunch=found.bunch)]
         if then:
             launches.append(map_launch(shape, then, dtype, careful, kind, limits))
     return Plan(tuple(launches), *workspace(shape, chunks, parts, found))
+
+
+def mode_of_sums(name: str, then: str, dtype: str) -> int:
+    """Return how sums without a map are computed: moments that no map follows in float64."""
+    return EXACT if name == "moments" and not then and dtype != "float64" else SUMS_ONLY
 
 
 def of_cluster(
@@ -222,13 +226,11 @@ def of_planes(name: str, shape: Shape, dtype: str, arrays: int, then: str, kind:
     with little shared memory reads them twice."""
     shared = kept(shape, ITEMSIZE[dtype]) * arrays
     keep = cdiv(shape.steps, shape.down) if shared <= limits.shared - STATIC_SHARED["planes"] else 0
-    chunk = max(1, cdiv(shape.steps, shape.down)) * shape.down
     mapped = bool(then) and then != "frozen"
-    exact = name == "moments" and not then and dtype != "float64"
-    mode = WITH_MAP if mapped else EXACT if exact else SUMS_ONLY
+    mode = WITH_MAP if mapped else mode_of_sums(name, then, dtype)
     kernel = shape.kernel(f"planes_{name}", dtype, mode, kind if mapped or name == "sums" else IDENTITY.kind)
     more = {"keep": keep, "streams": streams(shape, dtype)}
-    launches = [launch(shape, kernel, chunk, 1, family="planes", shared=shared if keep else 0, **more)]
+    launches = [launch(shape, kernel, shape.whole, 1, family="planes", shared=shared if keep else 0, **more)]
     if then == "frozen":
         size = shape.total // shape.channels // shape.run, shape.channels, shape.run, dtype, True
         launches += map_only(then, *size, False, kind, limits).launches

@@ -61,6 +61,11 @@ class Shape(NamedTuple):
     def tiles(self) -> int:
         return -(-self.columns // self.width)
 
+    @property
+    def whole(self) -> int:
+        """The steps of a chunk that has all of them, the same number for each thread."""
+        return max(1, cdiv(self.steps, self.down)) * self.down
+
     def few(self, chunks: int) -> bool:
         """Whether each of several tiles has several columns of each channel, and joins them first."""
         several = self.copies > 1 and self.inner == 1 and 2 * self.channels <= self.width
