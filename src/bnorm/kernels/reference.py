@@ -30,7 +30,7 @@ import numpy as np
 from bnorm.kernels import MEAN_SQUARE, VARIANCE
 
 from .activation import GELU, IDENTITY, SMOOTH, Activation
-from .reference_statistics import assign, inverse, merge, move, settle
+from .reference_statistics import _narrow, assign, inverse, merge, move, settle
 from .rule import Rule
 
 __all__ = ["assign", "inverse", "merge", "move", "settle"]
@@ -176,11 +176,11 @@ def forward(
     var are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with
     "raise" they are tested here. left: for the argument of `settle` of this name.
     """
+    count = float(x.shape[0] * prod(x.shape[2:]))
     if mean is not None and var is not None:
-        count = float(x.shape[0] * prod(x.shape[2:]))
         stats = known(mean, var, gamma, beta, eps)
     else:
-        count = float(x.shape[0] * prod(x.shape[2:]) if weight is None else weight.sum())
+        count = count if weight is None else float(weight.sum())
         parts = moments(x, weight)
         stats = finish(parts, gamma, beta, eps)
         if running is not None and running.nonfinite == "raise":
@@ -362,10 +362,6 @@ def _sum(values: Array) -> Array:
     runs = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(channels, outer * inner)
     total: Array = runs.sum(1)
     return total
-
-
-def _narrow(values: Array) -> Array:
-    return np.asarray(values, np.float64)
 
 
 def _channel(values: Array) -> Array:
