@@ -57,6 +57,15 @@ def values(shape, dtype, start):
     return some.astype(dtype)
 
 
+def example(shape, dtype):
+    """x and dy."""
+    return values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+
+
+def weights(shape):
+    return np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+
+
 def vectors(n):
     """gamma, beta, mean and var."""
     gamma, beta, mean, spread = POOL[: 4 * n].reshape(4, n)
@@ -65,7 +74,7 @@ def vectors(n):
 
 def basics(shape, dtype):
     """Forward and backward of batch norm, by name."""
-    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    x, dy = example(shape, dtype)
     gamma, beta, mean, var = vectors(shape[1])
     running = mean.copy(), var.copy()
     moving = rule(*running, 0.1, np.full(shape[1], 5.0), 1)
@@ -78,10 +87,10 @@ def basics(shape, dtype):
 
 def the_rest(shape, dtype):
     """Weights, NaN, ReLU, leaky ReLU, and the single steps of a forward and a backward."""
-    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    x, dy = example(shape, dtype)
     gamma, beta, mean, var = vectors(shape[1])
     holes = np.where(dy > 1, np.nan, x).astype(dtype)
-    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    w = weights(shape)
     stats = np.stack([mean, var, var, gamma, beta])
     _, found, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
     yield "weighted", weighted
@@ -105,7 +114,7 @@ def the_rest(shape, dtype):
 
 def not_a_number(shape, dtype):
     """NaN of every sign and payload in x and dy, in some channels and rows: which of their bits come out?"""
-    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19).copy()
+    x, dy = (a.copy() for a in example(shape, dtype))
     unsigned = f"u{x.itemsize}"
     quiet, some = np.array(np.nan, dtype).view(unsigned), np.random.default_rng(len(shape))
     for a in (x, dy):
@@ -130,7 +139,7 @@ def not_a_number(shape, dtype):
             f"NaN, rows, backward, {act}",
             cpu.rows_backward(dy.reshape(block.shape), block, mean_, rstd, gamma_, beta_, act=act),
         )
-    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    w = weights(shape)
     _, stats, count, _ = weighted = cpu.forward(x, gamma, beta, EPS, weight=w)
     yield "NaN, weighted", weighted
     yield "NaN, weighted, backward", cpu.backward(dy, x, stats, count, w)
@@ -139,7 +148,7 @@ def not_a_number(shape, dtype):
 
 def rows(shape, dtype):
     """Layer, group, instance and RMS norm."""
-    x, dy = values(shape, dtype, 7) + np.asarray(3, dtype), values(shape, dtype, 1 << 19)
+    x, dy = example(shape, dtype)
     gamma, beta, *_ = vectors(shape[1] * shape[2])
     for by, name in ((VARIANCE, "rows"), (MEAN_SQUARE, "rms")):
         act = RELU if by == MEAN_SQUARE else IDENTITY
@@ -160,7 +169,7 @@ def integers(shape, dtype):
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     x = np.random.default_rng(0).integers(low, high, shape, dtype=dtype, endpoint=True)
     gamma, beta, mean, var = vectors(shape[1])
-    w = np.abs(values((shape[0], int(np.prod(shape[2:]))), "f8", 11)).round(1)
+    w = weights(shape)
     yield "moments", (cpu.moments(x), cpu.moments(x, w))
     yield "training", cpu.forward(x, gamma, beta, EPS)
     yield "inference", cpu.forward(x, gamma, beta, EPS, mean, var, act=RELU)
