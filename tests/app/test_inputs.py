@@ -21,19 +21,6 @@ X = table(500)
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes with names and signals need Unix")
 
 
-@pytest.fixture
-def means(command, tmp_path):
-    """The mean of each feature of a file with this text, by name."""
-
-    def run(text, *asked):
-        data = tmp_path / "x.csv"
-        data.write_bytes(text if isinstance(text, bytes) else text.encode())
-        command("fit", data, "-o", tmp_path / "s.npz", "--force", *asked)
-        return {f["feature"]: f["mean"] for f in command("show", tmp_path / "s.npz", "--json").json["features"]}
-
-    return run
-
-
 def zstd(data):
     import pyarrow as pa
 
