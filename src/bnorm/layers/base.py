@@ -274,8 +274,8 @@ class Layer:
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
         """Return the changes that load these arrays into the layer."""
-        here = {state.NAMES[name]: p.data for name, p in self.named_parameters()}
-        return [state.write(here[name], a) for name, a in found.items() if name in here]
+        here = self._state()
+        return [state.write(here[name], a) for name, a in found.items()]
 
     def _assign(self, name: str, value: Any) -> None:
         p = getattr(self, f"_{name}")

@@ -269,14 +269,12 @@ class Tracking(Layer):
         return self._running.seen if self._track_running_stats else None
 
     def _loading(self, found: Mapping[str, ndarray], seen: ndarray | None) -> list[state.Change]:
-        changes = super()._loading(found, seen)
+        batches: Any = found.get(state.OPTIONAL)
+        changes = super()._loading({name: a for name, a in found.items() if name != state.OPTIONAL}, seen)
         running = self._running
-        here = {"running_mean": running.mean, "running_var": running.var}
-        changes += [state.write(here[name], a) for name, a in found.items() if name in here]
         if "running_mean" in found and running.low is not None:
             changes.append(state.write(running.low, 0))
-        batches: Any = found.get("num_batches_tracked")
-        if batches is None and running.momentum is None and here.keys() <= found.keys():
+        if batches is None and running.momentum is None and {"running_mean", "running_var"} <= found.keys():
             batches = max(running.batches, 1)  # none would let the next batch replace these statistics
         if batches is not None:
             counted = running.counted_as(int(batches), seen)
