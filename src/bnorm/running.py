@@ -280,8 +280,7 @@ class Statistics:
         if not self._ddof:
             return weight
         left = weight - 1 if self.pairs is None else np.where(weight > 2.0**54, weight, self.pairs / weight)
-        divisor: ndarray = np.where(left > 0, left, weight)
-        return divisor
+        return np.where(left > 0, left, weight)
 
     def copy(self) -> "Statistics":
         """Return a copy with its own arrays."""
@@ -369,8 +368,7 @@ class Statistics:
         share, square = cpu.mean_weights(float(self._halflife or 1.0), rows)
         faded = parts.copy()
         faded[[0, 2]] *= share
-        last = np.full_like(parts[0], float(self.rows + rows))
-        return faded, faded[0] * faded[0] - parts[0] * square, last
+        return faded, faded[0] * faded[0] - parts[0] * square, np.full_like(parts[0], float(self.rows + rows))
 
     def _zeros(self) -> ndarray:
         return zeros_like(self.mean, np.float64)  # type: ignore[no-any-return]

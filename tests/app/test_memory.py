@@ -33,8 +33,8 @@ raise SystemExit(code)
 
 
 def peak(*arguments):
-    """Bytes of memory that a command took at most, once it has succeeded. Without what it imports: that is 65 to 100 MB,
-    and depends on the versions."""
+    """Bytes of memory that a command took at most, once it has succeeded, besides what it imports: 65 to 100 MB, which
+    depends on the versions."""
     command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=child.LIMIT)
     assert done.returncode == 0, done.stderr
