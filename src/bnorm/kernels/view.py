@@ -125,7 +125,7 @@ def put(out: Array, a: Array) -> None:
 
 def axes_in_memory(x: Array) -> Shape:
     """Return the axes of x, slowest first."""
-    return tuple(sorted(range(x.ndim), key=lambda i: -abs(x.strides[i])))
+    return tuple(sorted(range(x.ndim), key=[-abs(stride) for stride in x.strides].__getitem__))
 
 
 def ordered(a: Array, order: Shape | None) -> Array:
