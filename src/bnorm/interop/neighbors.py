@@ -1,4 +1,6 @@
-"""Helpers of these modules: importing the other library, converting momentum, copying a layer's arrays to the CPU."""
+"""Helpers of these modules: importing the other library, converting momentum, copying a layer's arrays to the CPU,
+adding up discounted rewards.
+"""
 
 import warnings
 from collections.abc import Mapping
