@@ -1,29 +1,13 @@
 /* Extremes of the values whose weight is not 0, and the task of the extremes.
  *
- * Values that count are copied to a small buffer, which is compared as if there were no weights. There a value that does
- * not count gives place to one of its channel that does, or its whole row is left out. */
+ * Values that count are copied to a small buffer, which is compared as if there were no weights. There a value that
+ * does not count gives place to one of its channel that does, or its whole row is left out. */
 #ifndef BNORM_EXTREMES_COUNTED_H
 #define BNORM_EXTREMES_COUNTED_H
 
 #include "extremes.h"
 
-enum { BN_SPAN = 512 };      /* the most columns that are copied together */
-
-static inline ptrdiff_t bn_bytes(int kind)
-{
-    switch (kind) {
-    case BN_FLOAT64:
-    case BN_INT64:
-    case BN_UINT64: return 8;
-    case BN_FLOAT32:
-    case BN_INT32:
-    case BN_UINT32: return 4;
-    case BN_BOOL:
-    case BN_UINT8:
-    case BN_INT8: return 1;
-    default: return 2;
-    }
-}
+enum { BN_SPAN = BN_LONG };  /* the most columns that are copied together: more than a run of columns of rows has */
 
 /* Copy n values; value `first` takes the place of those of weight 0. */
 #define BN_TAKE_OF(type)                                                                                            \
@@ -66,10 +50,10 @@ static int bn_count(const double *weight, ptrdiff_t n, ptrdiff_t *first)
     return counted == n;
 }
 
-/* Compare runs of n values, one of each channel, with the same weights. at: the first value; stride: from run to run. */
+/* Compare runs of n values, one of each channel, with the same weights. at: the first value; stride: between runs. */
 static void bn_weighted_runs(bn_extremes_work *w, const double *weight, ptrdiff_t at, ptrdiff_t n, ptrdiff_t stride)
 {
-    const ptrdiff_t bytes = bn_bytes(w->job->kind), most = BN_ROOM / bytes;
+    const ptrdiff_t bytes = (ptrdiff_t)bn_size_of(w->job->kind), most = BN_ROOM / bytes;
     const char *x = (const char *)w->job->x;
     for (ptrdiff_t i = 0, k, first; i < n; i += k) {
         k = n - i < most ? n - i : most;
@@ -106,7 +90,7 @@ static int bn_take_columns(const bn_extremes_job *job, ptrdiff_t o, ptrdiff_t c,
 /* Compare positions as rows of columns. */
 static void bn_weighted_rows(bn_extremes_work *w, ptrdiff_t begin, ptrdiff_t end)
 {
-    const ptrdiff_t C = w->job->channels, inner = w->job->inner, bytes = bn_bytes(w->job->kind);
+    const ptrdiff_t C = w->job->channels, inner = w->job->inner, bytes = (ptrdiff_t)bn_size_of(w->job->kind);
     const ptrdiff_t together = BN_SPAN / inner < C ? BN_SPAN / inner : C;       /* channels */
     w->x = w->room;
     for (ptrdiff_t c = 0; c < C; c += together) {

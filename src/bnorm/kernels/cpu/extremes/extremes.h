@@ -331,7 +331,7 @@ static void bn_run(bn_extremes_work *w, ptrdiff_t at, ptrdiff_t n, ptrdiff_t cha
         bn_compare(w, (bn_rows){at + rows * columns, 1, columns, rest, channel * columns, columns, 1});
 }
 
-/* Whether runs are compared as columns of rows. Otherwise each run is folded, which takes as long as some 500 values. */
+/* Whether runs are compared as columns of rows. Otherwise each run is folded, which takes as long as 500 values. */
 static inline int bn_in_columns(ptrdiff_t inner, ptrdiff_t rows)
 {
     return inner < BN_LANES || (inner < BN_LONG && inner < BN_LANES * rows);
