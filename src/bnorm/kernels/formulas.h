@@ -132,9 +132,9 @@ BN_FN void bn_add(double *n, double *mean, double *m2, double *low, double n1, d
     *n = n0 + n1;
 }
 
-/* Whether a set of weight n1 is the one to which the set of weight n0 is added, as it weighs far more. Otherwise the mean
- * would be rounded by a part of the difference of the means, g, and values that have faded may be far away: the standard
- * deviation is at least g sqrt(n0 / (n0 + n1)), so that with this factor an error of the last place is 2^5 at most. */
+/* Whether a set of weight n1 is the one to which that of weight n0 is added, as it weighs far more. Otherwise the mean
+ * would be rounded by a part of the difference g of the means, and values that have faded may be far away. The standard
+ * deviation is at least g sqrt(n0 / (n0 + n1)), so with this factor g is at most 2^5 times that: 5 bits are lost. */
 BN_FN int bn_outweighs(double n1, double n0)
 {
     return (n1 > 1024.0 * n0) & (n0 > 0.0);
@@ -160,8 +160,8 @@ BN_FN double bn_block_m2(double s, double q, double inverse)
     return m2 < 0.0 ? 0.0 : m2;
 }
 
-/* Add such a block, whose mean is center + s / n1, to (n, mean, m2, low). If others are added to it, this sum is made the
- * mean and its rounding error. */
+/* Add such a block, whose mean is center + s / n1, to (n, mean, m2, low). If others are added to it, this sum is made
+ * the mean and its rounding error. */
 BN_FN void bn_add_block(double *n, double *mean, double *m2, double *low,
                         double n1, double inverse, double center, double s, double q)
 {
