@@ -8,7 +8,7 @@ import pytest
 import bnorm
 import bnorm.functional as F
 from bnorm import Moments
-from compare import assert_close, assert_same
+from compare import EPS, assert_close, assert_same
 from emulated import fake_cupy
 from emulated.device import needs_emulator
 from emulated.fake_cupy import fake_cupy as fixture  # noqa: F401
@@ -61,6 +61,20 @@ def test_moments_with_gaps(cupy, weighted, skipna):
     assert_close(alone.mean.host, wanted.mean, 1e-13)
     assert_same(alone.count.host, wanted.count)
     assert_close(alone.var().host, wanted.var(), 1e-13)
+
+
+@needs_emulator
+@pytest.mark.parametrize("shape", [(1000, 5), (2, 5, 500)], ids=str)
+def test_values_far_away_that_weigh_almost_nothing_cost_no_digit(cupy, shape):
+    """They come first in each thread, whose other values weigh more."""
+    x = np.random.default_rng(0).standard_normal((1000, 5))
+    x[:300] += 1e9
+    weight = np.where(np.arange(1000) < 300, 1e-20, 1.0)
+    if len(shape) == 3:
+        x, weight = x.reshape(2, 500, 5).swapaxes(1, 2), weight.reshape(2, 500)
+    got, want = F.moments(there(x), weight=there(weight)), F.moments(x, weight=weight)
+    assert_close(got.mean.host, want.mean, 4 * EPS[x.dtype] * want.std())
+    assert_close(got.var().host, want.var(), 16 * EPS[x.dtype] * want.var())
 
 
 @needs_emulator

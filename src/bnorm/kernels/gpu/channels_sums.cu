@@ -13,7 +13,7 @@ BN_DEV void add_weighted(
     if (sum.n == 0.0) {
       sum = {w, v, 0.0, 0.0};  // set, not added: that makes NaN of infinities
     } else {
-      bn_add(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
+      bn_merge(&sum.n, &sum.center, &sum.m2, &sum.away, w, v, 0.0, 0.0);
     }
   }
 }
