@@ -1,7 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
 # Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, is_touched, kept, plan, rounded_up,
-# sizes, threads_of, unaided (plan), expect_weights (weights).
+# sizes, threads_of (plan), expect_weights (weights).
 # Gives MOST_AXES, data, expect_vectors, folded, in_float64, is_wide, itemsize, matrix, narrow_of, pair, partial_size,
 # read_activation, result, seen_as, target, to_type, vector, vector_size, view.
 
@@ -163,7 +163,6 @@ cdef inline void target(Job* job, cnp.ndarray y, cnp.ndarray dy=None, bint reduc
         caches = kept(job.stream, job.x, NULL, job.outer * job.channels * job.inner * itemsize(job), job.y, size)
         job.stream = caches == BN_PAST
         job.far = job.far and (caches != BN_FOUND or job.inner > 1)
-    job.unaided = dy is None and unaided(job, size)
 
 
 cdef inline size_t partial_size(const Job* job) noexcept nogil:

@@ -102,7 +102,6 @@ ctypedef struct Job:
     Activation act
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
-    bint unaided            # a map of columns reads x without fetching it ahead
     bint finite             # look for infinities in x while mapping it
     int infinite            # x has an infinity: any task may set this, none resets it
     # Per channel, float64.

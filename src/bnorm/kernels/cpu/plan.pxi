@@ -4,7 +4,7 @@
 #
 # Uses nothing of its siblings.
 # Gives FUSE, ROW, bypasses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_rows, plan_sums,
-# rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, unaided, weighed.
+# rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -27,7 +27,6 @@ cdef enum:
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
     SPREAD = 1 << 26        # larger inputs of images are fetched ahead wherever they are
     LONG_RUN = 1 << 13      # values of a run that AMD's processors before Zen 5 read faster if nothing is fetched ahead
-    UNAIDED = 1 << 25       # an input of this many bytes is in none of the caches, but in memory: see NOTES.md too
 
 
 # From how many bytes an array is large, for each purpose. benchmarks/NOTES.md has the measurements.
@@ -36,7 +35,7 @@ ctypedef struct Sizes:
     Py_ssize_t stream_one  # stream, if one thread reads x, or if several read it twice
     Py_ssize_t stream_two  # stream, if x and dy are read, if one thread reads x twice, and for rows
     Py_ssize_t far         # an input of channels that is assumed to be in memory, and is prefetched
-    Py_ssize_t far_maps    # far, for rows, and for maps of channels that the processor prefetches by itself
+    Py_ssize_t far_maps    # far, for forwards of rows
     Py_ssize_t far_two     # far, if x and dy are read
     Py_ssize_t far_alone   # far, if x and dy are read by one thread
     Py_ssize_t far_rows    # far, for gradients of rows: x, dy and dx in turn, which no processor prefetches by itself
@@ -47,8 +46,7 @@ ctypedef struct Sizes:
     Py_ssize_t touched     # a larger input is shared by threads although the program touches it between calls
 
 
-cdef bint foresees = bn_foresees()
-cdef bint before_zen_5 = foresees and not bn_is_zen_5()
+cdef bint before_zen_5 = bn_foresees() and not bn_is_zen_5()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third-level cache is much faster than memory: measured on AMD's EPYCs, and used from Zen 5 on.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
@@ -114,13 +112,6 @@ cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
 cdef inline bint touched(const void* x, Py_ssize_t n_bytes, int threads) noexcept nogil:
     """Whether the caller handles a call on x alone that may have several threads, see touched.h."""
     return 2048 <= n_bytes <= sizes.touched and bn_is_touched(x, n_bytes, threads)
-
-
-cdef inline bint unaided(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
-    """Whether the processor reads a single input of n_bytes from memory faster if nothing is fetched ahead. For columns
-    the input must be larger, as more of it stays in the caches.
-    """
-    return foresees and n_bytes >= (UNAIDED if job.inner == 1 else sizes.far_maps)
 
 
 cdef inline bint is_far(const Job* job, Py_ssize_t n_bytes, Py_ssize_t least) noexcept nogil:

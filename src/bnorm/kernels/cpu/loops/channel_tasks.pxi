@@ -164,7 +164,7 @@ cdef void map_task(Job* job, Py_ssize_t t, const real* x) noexcept nogil:
     if job.stream:
         bn_open(&out.lines)
         # No walk for bools and integers: less is read than written.
-        if not job.far or job.narrow >= BN_BOOL or (job.unaided and out.direct and not job.fused):
+        if not job.far or job.narrow >= BN_BOOL:
             bn_stand(&out.ahead)
         elif job.fused and end < job.channels:   # this group is in cache: fetch the next
             walk_of(job, first, end, min(end + job.group, job.channels), &out.ahead, x)

@@ -21,7 +21,10 @@ enum { BN_STREAMS = 0 };
 
 enum {
     BN_LINE = 64,           /* bytes of a cache line */
-    BN_AHEAD = 8192,        /* bytes to fetch ahead of reads: the latency of memory times its bandwidth, and more */
+    /* Bytes to fetch ahead of reads: the latency of memory times its bandwidth, and more. No multiple of a page, since
+     * results mostly lie at the same place in a page as their input. The processor compares the last 12 bits of
+     * addresses, and a fetch would wait for a store to that place. */
+    BN_AHEAD = 10240,
     BN_FLUSH = 1024,        /* gathered bytes from which they are sent: the fewer at once, the more even the flow */
     BN_ROOM = 8192          /* most bytes of output that are asked for at once */
 };
