@@ -82,7 +82,7 @@ cdef extern from "narrow.h" nogil:
 cdef extern from "memory.h" nogil:
     int bn_processor_level()
     int bn_far_third_level()
-    int bn_foresees()
+    int bn_is_amd()
     int bn_is_zen_5()
     double bn_take_over(double*)
     void bn_set(int*)

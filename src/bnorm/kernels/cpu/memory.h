@@ -95,9 +95,8 @@ static inline double bn_take_over(double *number)
     return found;
 }
 
-/* Whether the processor reads one array from memory fastest without software prefetches, while another is stored past
- * the caches: AMD's do, by half. */
-static inline int bn_foresees(void)
+/* Whether the processor is AMD's. */
+static inline int bn_is_amd(void)
 {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
     __builtin_cpu_init();
@@ -113,7 +112,7 @@ static inline int bn_is_zen_5(void)
 {
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
     unsigned a, b, c, d;
-    return bn_foresees() && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) >= 26;
+    return bn_is_amd() && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) >= 26;
 #else
     return 0;
 #endif

@@ -46,7 +46,7 @@ ctypedef struct Sizes:
     Py_ssize_t touched     # a larger input is shared by threads although the program touches it between calls
 
 
-cdef bint before_zen_5 = bn_foresees() and not bn_is_zen_5()
+cdef bint before_zen_5 = bn_is_amd() and not bn_is_zen_5()
 cdef Py_ssize_t never = <Py_ssize_t>1 << 60
 # Where the third-level cache is much faster than memory: measured on AMD's EPYCs, and used from Zen 5 on.
 cdef Sizes near_level = Sizes(stream=16 << 20, stream_one=10 << 20, stream_two=15 << 19,
