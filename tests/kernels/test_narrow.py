@@ -12,8 +12,9 @@ import bnorm
 import bnorm.functional as F
 import compiled
 from bnorm.kernels import cpu
-from bnorm.kernels.activation import leaky
+from bnorm.kernels.activation import IDENTITY, RELU, SILU, leaky
 from bnorm.sklearn import StandardScaler
+from kernel_checks import stats_of
 
 HALVES = [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)]
 INTEGERS = list(map(np.dtype, cpu.INTEGERS))
@@ -65,6 +66,52 @@ def test_float32_is_rounded_to_the_nearest_half(dtype):
     assert got.dtype == dtype
     assert np.array_equal(got[number].view("u2"), want[number].view("u2"))
     assert np.isnan(got[~number].astype("f4")).all()
+
+
+# Lines of few and many columns, and planes: whole pairs of vectors and odd ends, several planes and parts of one.
+MAPPED = [(500, 7), (3, 33), (40, 100), (300, 64), (2, 2500), (70, 3, 5), (5, 6, 32), (4, 30, 49), (3, 2, 1030)]
+MAPPED += [(2, 2, 1055), (2, 1, 5000), (1, 20)]
+
+
+@pytest.mark.parametrize("shape", MAPPED, ids=str)
+@halves
+def test_maps_are_those_of_float32_rounded_once(dtype, shape):
+    """Bit by bit, of every number of the type, also in place."""
+    bits = RNG.permutation(1 << 16).astype("u2")
+    x, dy = (np.resize(bits[i:], shape).view(dtype) for i in (0, 100))
+    mean, scale, shift, *coefficients = RNG.normal(size=(6, shape[1]))
+    stats, coefficients = stats_of(mean, scale, shift), np.stack(coefficients)
+    wide, wide_dy = cpu.widened(x), cpu.widened(dy)
+    for act in (IDENTITY, RELU, leaky(0.2), SILU):
+        want = cpu.narrowed(cpu.normalize(wide, stats, act), x)
+        assert cpu.normalize(x, stats, act).tobytes() == want.tobytes(), act
+        out = x.copy()
+        assert cpu.normalize(out, stats, act, out).tobytes() == want.tobytes(), act
+        want = cpu.narrowed(cpu.grad_input(wide_dy, wide, stats, coefficients, None, act), x)
+        assert cpu.grad_input(dy, x, stats, coefficients, None, act).tobytes() == want.tobytes(), act
+        for out in (x.copy(), dy.copy()):
+            args = (dy, out) if out.tobytes() == x.tobytes() else (out, x)
+            assert cpu.grad_input(*args, stats, coefficients, None, act, out).tobytes() == want.tobytes(), act
+    y, saved = F.batch_norm(x, scale, shift, mean=mean, var=scale**2)
+    want, wanted = F.batch_norm(wide, scale, shift, mean=mean, var=scale**2)
+    assert y.tobytes() == cpu.narrowed(want, x).tobytes()
+    assert F.backward(dy, saved)[0].tobytes() == cpu.narrowed(F.backward(wide_dy, wanted)[0], x).tobytes()
+
+
+@pytest.mark.parametrize("length", [32, 49, 1000, 2048 + 7, 4096 + 5, 4096 + 33, 9000])
+@halves
+def test_sums_of_planes(dtype, length):
+    """Which are made in parts, of which none may be too short: far from zero, against float64."""
+    x, dy = drawn(dtype, (11, 3, length)) + dtype.type(20), drawn(dtype, (11, 3, length))
+    wide, wide_dy = x.astype("f8"), dy.astype("f8")
+    mean, var = wide.mean((0, 2)), wide.var((0, 2))
+    _, stats, *_ = cpu.forward(x, None, None, 1e-5)
+    assert np.abs(stats[0] - mean).max() <= 1e-6 * np.sqrt(var).max()
+    assert np.abs(stats[1] - var).max() <= 1e-6 * var.max()
+    sums, dots = cpu.grad_moments(dy, x, stats_of(mean, mean, mean))
+    centered = wide - mean[:, None]
+    assert np.abs(sums - wide_dy.sum((0, 2))).max() <= 1e-6 * np.abs(wide_dy).sum((0, 2)).max()
+    assert np.abs(dots - (wide_dy * centered).sum((0, 2))).max() <= 1e-6 * np.abs(wide_dy * centered).sum((0, 2)).max()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

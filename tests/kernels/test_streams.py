@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from bnorm.kernels import cpu, reference
 from bnorm.kernels.activation import IDENTITY, RELU, leaky
@@ -71,7 +72,7 @@ def test_a_gradient_is_added_to_whole_rows(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", bfloat16], ids=str)
 def test_maps(kind, dtype):
     rng = np.random.default_rng(1)
     offset = int(rng.integers(0, 16))

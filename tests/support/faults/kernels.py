@@ -235,9 +235,30 @@ FAULTS = {
         (
             "planes that share weights have the numbers of the first",
             "kernels/cpu/loops/channel_maps.pxi",
-            "        of = numbers_of(job, begin, x)\n",
-            "        of = numbers_of(job, 0, x)\n",
+            "        of = numbers_of(job, begin, x)\n        of.gain",
+            "        of = numbers_of(job, 0, x)\n        of.gain",
             "tests/kernels/test_kernels.py tests/functional/test_masks.py",
+        ),
+        (
+            "a NaN among bfloat16 is rounded as a number",
+            "kernels/cpu/loops/halves.h",
+            "    } else if (!bn_any_nan(v, w)) {\n",
+            "    } else if (1) {\n",
+            "tests/kernels/test_narrow.py",
+        ),
+        (
+            "the last values of a plane of halves are not written",
+            "kernels/cpu/loops/narrow_maps.h",
+            "            memcpy(y + begin_ + last_, rest_, sizeof rest_);",
+            "            (void)rest_;                                    ",
+            "tests/kernels/test_narrow.py",
+        ),
+        (
+            "the last part of a long plane of halves is too short to be summed",
+            "kernels/cpu/loops/channel_narrow.pxi",
+            "                if 0 < p.run - i - n < BN_WIDTH:\n",
+            "                if False:\n",
+            "tests/kernels/test_narrow.py",
         ),
         (
             "the last weights of a plane are not read",

@@ -40,6 +40,6 @@ cdef inline int kind_of(cnp.ndarray x) except -1:
         return BN_HALF
     if cnp.PyTypeNum_ISINTEGER(kind):
         return integer_kind(x)
-    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.name == "bfloat16":
+    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.type.__name__ == "bfloat16":
         return BN_BFLOAT
     raise TypeError(f"x: expected floats, bools or integers, got {x.dtype}")

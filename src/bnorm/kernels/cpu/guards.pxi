@@ -30,7 +30,7 @@ cdef inline int need(str name, cnp.ndarray a, int kind, Py_ssize_t size) except 
 
 cdef inline bint is_bfloat(cnp.ndarray x) except -1:
     """Whether the type is bfloat16, of any library."""
-    return cnp.PyTypeNum_ISUSERDEF(cnp.PyArray_TYPE(x)) and x.dtype.name == "bfloat16"
+    return cnp.PyTypeNum_ISUSERDEF(cnp.PyArray_TYPE(x)) and x.dtype.type.__name__ == "bfloat16"
 
 
 cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:

@@ -309,7 +309,7 @@ cdef void plan_rows(RowJob* job) noexcept nogil:
     job.cuts = parts(groups, job.group)
     # With sums for the parameters, a chunk of narrow rows has whole steps, if one fits the second-level cache.
     cdef Py_ssize_t width = job.group * size, arrays = 1 if job.dy == NULL else 2, itemsize = sizeof(float)
-    job.chunk = max(<Py_ssize_t>1, CHUNK // itemsize // width)
+    job.chunk = max(<Py_ssize_t>1, CHUNK // (4 if job.dy == NULL else 1) // itemsize // width)
     if job.params and job.chunk < STEP and STEP * width * 2 * itemsize <= FUSE:
         job.chunk = STEP
     if job.chunk > STEP:

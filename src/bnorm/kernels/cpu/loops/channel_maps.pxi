@@ -1,8 +1,8 @@
 # The maps of channels: every value is read once and written once, a line of values at a time; lines.h and rows.h have
 # the arithmetic. A large output is gathered in a small buffer, or sent as it is computed, past the caches to memory.
 #
-# Uses spread, weights_at, weights_of_row (channel_columns), done, taken (channel_narrow).
-# Gives Lines, Output, RARE, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
+# Uses spread, weights_at, weights_of_row (channel_columns), done, narrow_at, narrow_room, taken (channel_narrow).
+# Gives LINE, Lines, Output, RARE, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
     RARE = 8            # shorter runs are mapped like those of SCALAR_RUN if there are at most so many rows
@@ -26,6 +26,7 @@ ctypedef struct Output:
     bn_ahead ahead
     bn_edge edge
     Lines* narrow_lines     # more than a page; tasks of rows do not need it
+    const char* x           # for rows that narrow_maps.h maps: x before it was converted
 
 
 cdef inline bint plain(const Job* job, const Output* out) noexcept nogil:
@@ -124,6 +125,34 @@ cdef void weighted_planes(
             begin += planes
 
 
+cdef inline bint fuses(const Job* job, const Output* out) noexcept nogil:
+    """Whether narrow_maps.h has the map of a job, which converts in registers."""
+    return BN_FUSES and out.narrow != BN_REAL and job.act.kind < BN_SILU and not job.finite \
+        and (job.dy == NULL or job.weight == NULL)
+
+
+cdef void narrow_runs(
+    Job* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t stop, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
+) noexcept nogil:
+    """Map values i to `stop` of the channels of outer position o, converted in registers: several runs at a time, or a
+    part of one that is at least a vector."""
+    cdef Py_ssize_t most = longest(x), runs = most // job.inner if stop - i == job.inner else 0, j = i, n, at
+    cdef Numbers of
+    while begin < end:
+        runs = max(<Py_ssize_t>1, min(runs, end - begin))
+        n = min(most, stop - j)
+        if 0 < stop - j - n < BN_TWO:
+            n -= BN_TWO
+        of = numbers_of(job, begin, x)
+        at = (o * job.channels + begin) * job.inner + j
+        bn_narrow_runs(job.act, out.narrow, out.streamed, runs, n, narrow_at(job.dy, at), narrow_at(job.x, at),
+                       narrow_room(out, at, runs * n), &of)
+        j += n
+        if j == stop:
+            j = i
+            begin += runs
+
+
 cdef void map_runs(
     Job* job, Py_ssize_t first, Py_ssize_t last, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
@@ -133,13 +162,16 @@ cdef void map_runs(
     cdef Py_ssize_t r, c, o, i, j, n, at, stop, most = LOOK if job.finite else longest(x)
     cdef const real* line
     cdef real* y
-    cdef bint planes = plain(job, out) and not by_lines(job)
+    cdef bint planes = plain(job, out) and not by_lines(job), fused = fuses(job, out)
     for r in range(first, last):
         o = r // job.segments
         i = (r % job.segments) * job.segment
         stop = min(i + job.segment, job.inner)
         if planes and job.dy != NULL and job.weight != NULL:
             weighted_planes(job, o, i, stop, begin, end, out, x)
+            continue
+        if fused and stop - i >= BN_TWO:
+            narrow_runs(job, o, i, stop, begin, end, out, x)
             continue
         if planes and job.segments == 1:
             map_planes(job, (o * job.channels + begin) * job.inner, end - begin, job.inner, begin, out, x)
@@ -161,10 +193,10 @@ cdef void map_runs(
                 j += n
 
 
-cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t most) noexcept nogil:
+cdef inline Py_ssize_t repeats(Py_ssize_t plane, Py_ssize_t vector, Py_ssize_t most) noexcept nogil:
     """Return how many outer positions make a line of whole vectors, of up to `most` values: it has no odd end then."""
     cdef Py_ssize_t n = 1, enough = max(<Py_ssize_t>1, most // (4 * plane))
-    while n * plane % VECTOR and 2 * n * plane <= most:
+    while n * plane % vector and 2 * n * plane <= most:
         n *= 2
     return n * max(<Py_ssize_t>1, enough // n)
 
@@ -184,7 +216,7 @@ cdef inline const real* spread_of(
 
 cdef inline void turn(const real* columns, Py_ssize_t width, Py_ssize_t by, real* turned) noexcept nogil:
     """Rotate the columns so that column `by` comes first."""
-    cdef real[VECTOR] first
+    cdef real[2 * VECTOR] first
     if columns != turned:   # this number is not used
         return
     memcpy(first, turned, by * sizeof(real))
@@ -214,13 +246,17 @@ cdef void map_columns(
     cdef Py_ssize_t channels, width, lead = 0, positions, lines, i, j, k, n
     cdef bint whole = end - begin == job.channels and plane <= most
     cdef bint several = weight == NULL and job.narrow == out.narrow == BN_REAL and not out.streamed
+    cdef bint fused = fuses(job, out)
     if last == job.rows:
         stop = job.outer * plane
     if whole:
-        widen = max(<Py_ssize_t>1, min(repeats(plane, most), (stop - at) // plane))
+        widen = repeats(plane, 2 * VECTOR if fused else VECTOR, most)
+        widen = max(<Py_ssize_t>1, min(widen, (stop - at) // plane))
         step = widen * plane
         if weight == NULL and out.narrow == BN_REAL and step >= VECTOR and stop - at >= TURN * step:
             lead = (-<size_t>(<real*>out.y + at) & (BN_LINE - 1)) // sizeof(real)
+        elif fused and out.streamed and step % (2 * VECTOR) == 0 and stop - at >= TURN * step:
+            lead = (-<size_t>(out.y + 2 * at) & (BN_LINE - 1)) // 2
     line.w = NULL if weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
@@ -236,8 +272,15 @@ cdef void map_columns(
             k = 0
             n = min(lead if lead else width, stop - i)
             lines = (stop - i - n) // step + 1 if several and n == width <= most else 1
+            if fused and BN_TWO <= n == step:   # contiguous lines
+                lines = min((stop - i) // n, max(<Py_ssize_t>1, most // n))
             while k < n:
                 j = min(most, n - k)
+                if fused and j >= BN_TWO:
+                    bn_narrow_lines(job.act, out.narrow, lines, j, narrow_at(job.dy, i + k), narrow_at(job.x, i + k),
+                                    narrow_room(out, i + k, lines * j), &line, k)
+                    k += j
+                    continue
                 v = taken(job.narrow, job.x, i + k, j, out.narrow_lines.x, x)
                 g = NULL if job.dy == NULL else taken(job.narrow, job.dy, i + k, j, out.narrow_lines.dy, x)
                 edge = &out.edge if out.direct and j >= EDGED else NULL

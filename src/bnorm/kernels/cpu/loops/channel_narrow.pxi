@@ -1,13 +1,16 @@
 # Numbers that are neither float32 nor float64, in the loops over channels, which know only these; narrow.h says what is
-# converted to what. A map converts each line before it is computed, and after. A reduction converts some rows of a
-# block at a time, so that they stay in the cache while they are summed.
+# converted to what. A map converts in registers (narrow_maps.h) or, if it has weights or a smooth activation, each line
+# before it is computed, and after. A reduction converts some rows of a block, or some planes, at a time, so that they
+# stay in the cache while they are summed.
 #
 # Integers of 8 and 16 bits without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
 #
-# Uses Block, ROWS, begin_sums, columns_of, gather_sums, values_of, weights_from, width_of (channel_columns),
-# numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output, numbers_of (channel_maps), Parts
-# (channel_moments), centered_sums, exact_sums (channel_sums), add_block, parts_at (channel_tasks).
-# Gives done, in_integers, integer_task, merge_integers, narrow_block, read_doubles, read_floats, taken, write_floats.
+# Uses Block, ROWS, begin_sums, columns_of, gather_sums, plane_of, planes_of, values_of, weights_from, whole_sums,
+# width_of, zero (channel_columns), numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output,
+# numbers_of (channel_maps), Parts (channel_moments), centered_sums, exact_sums (channel_sums), add_block, parts_at
+# (channel_tasks).
+# Gives done, in_integers, integer_task, merge_integers, narrow_at, narrow_block, narrow_room, read_doubles,
+# read_floats, taken, write_floats.
 
 
 cdef void read_values(int kind, const void* values, Py_ssize_t at, Py_ssize_t n, real* to) noexcept nogil:
@@ -28,6 +31,17 @@ cdef inline const real* taken(
     return <const real*>line
 
 
+cdef inline const void* narrow_at(const void* values, Py_ssize_t at) noexcept nogil:
+    """Return where value `at` of an array of float16 or bfloat16 is; NULL if there is no array."""
+    return NULL if values == NULL else <const char*>values + 2 * at
+
+
+cdef inline void* narrow_room(Output* out, Py_ssize_t at, Py_ssize_t n) noexcept nogil:
+    """Return where to write n values of y, converted to float16 or bfloat16, from position `at` on."""
+    cdef char* y = out.y + 2 * at
+    return bn_room(&out.lines, y, 2 * n, &out.ahead) if out.streamed else y
+
+
 cdef inline void done(Output* out, Py_ssize_t at, Py_ssize_t n, const real* y) noexcept nogil:
     """Finish n values of y, written where `room` said: if y is narrow, convert them and write them to their place."""
     if real is float and out.narrow != BN_REAL:
@@ -36,14 +50,26 @@ cdef inline void done(Output* out, Py_ssize_t at, Py_ssize_t n, const real* y) n
 
 cdef void write_line(Output* out, Py_ssize_t at, Py_ssize_t n, const real* line) noexcept nogil:
     """Convert n values and write them to y, from position `at` on."""
-    cdef char* y = out.y + at * bn_size_of(out.narrow)
     if real is float:
-        bn_write_float(out.narrow, line, n, bn_room(&out.lines, y, 2 * n, &out.ahead) if out.streamed else y)
+        bn_write_float(out.narrow, line, n, narrow_room(out, at, n))
 
 
 cdef enum:
     NEAR = 1 << 14      # bytes of a chunk after conversion, which stays in the first-level cache while it is summed
     FETCHED = 512       # values that are converted between two fetches
+
+
+cdef void read_run(
+    Job* job, const void* values, Py_ssize_t at, Py_ssize_t n, bn_ahead* ahead, real* to
+) noexcept nogil:
+    """Convert n values from position `at` on, and fetch as many."""
+    cdef Py_ssize_t i = 0, m
+    while i < n:
+        m = min(<Py_ssize_t>FETCHED, n - i)
+        if ahead != NULL:
+            bn_fetch(ahead, m * bn_size_of(job.narrow))
+        read_values(job.narrow, values, at + i, m, to + i)
+        i += m
 
 
 cdef void read_rows(
@@ -52,13 +78,10 @@ cdef void read_rows(
     """Convert the rows of a chunk, which begin at position `at`, one after the other."""
     cdef Py_ssize_t n = chunk.stride, i = 0, all = chunk.rows * n + chunk.extra
     if stride == n:     # they are contiguous
-        n = FETCHED
-        stride = n
+        n = all
     while i < all:
         n = min(n, all - i)
-        if ahead != NULL:
-            bn_fetch(ahead, n * bn_size_of(job.narrow))
-        read_values(job.narrow, values, at, n, to + i)
+        read_run(job, values, at, n, ahead, to + i)
         at += stride
         i += n
 
@@ -98,6 +121,42 @@ cdef void chunks_of_block(
         add_block(job, <const real*>values, gradients, &chunk, c, partial)
 
 
+cdef void narrow_planes(
+    Job* job, Py_ssize_t at, const Block* b, const Numbers* of, double* s, double* q
+) noexcept nogil:
+    """plane_sums for float16 and bfloat16. Some planes, or a part of one, are converted and summed in the first-level
+    cache. A part has at least BN_WIDTH values."""
+    cdef double[WIDE >> 2] sums, dots
+    cdef float[NEAR >> 2] x, dy
+    cdef Block p = plane_of(b)
+    cdef Numbers numbers = of[0]
+    cdef Py_ssize_t most = NEAR >> 2 if job.dy == NULL else NEAR >> 3, r, c, i, n, planes
+    zero(sums, 8 * p.channels)
+    zero(dots, 8 * p.channels)
+    for r in range(p.rows):
+        c = 0
+        while c < p.channels:
+            planes = max(<Py_ssize_t>1, min(most // p.run, p.channels - c))
+            numbers.h = <const float*>of.h + c
+            if job.dy != NULL:
+                numbers.scale = <const float*>of.scale + c
+                numbers.shift = <const float*>of.shift + c
+            i = 0
+            while i < p.run:
+                n = min(most, p.run - i)
+                if 0 < p.run - i - n < BN_WIDTH:
+                    n -= BN_WIDTH
+                read_run(job, job.x, at + r * p.stride + c * p.run + i, planes * n, p.ahead, &x[0])
+                if job.dy != NULL:
+                    read_run(job, job.dy, at + r * p.stride + c * p.run + i, planes * n, NULL, &dy[0])
+                bn_plane_sums(job.act, False, 1, 0, planes, n, &dy[0] if job.dy != NULL else NULL, &x[0], &numbers,
+                              <bn_ahead*>NULL, sums + 8 * c, dots + 8 * c)
+                i += n
+            c += planes
+    whole_sums(p.channels, sums, s)
+    whole_sums(p.channels, dots, q)
+
+
 cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to, const real* x) noexcept nogil:
     """Add a block to moments that have a mean already: it is summed in chunks that stay in the first-level cache, and
     merged once. Return False, without adding it, if a square is not finite or may be too small for float32; those of
@@ -109,6 +168,7 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to, co
     cdef const double* mean
     cdef Py_ssize_t fit = NEAR // <Py_ssize_t>sizeof(real) // width_of(b), most, c, r = 0
     cdef Block chunk
+    cdef Numbers of = no_numbers()
     cdef bint odd = False, exact = real is double or job.exact
     cdef double least = 0.0 if exact or job.narrow == BN_HALF else BN_LEAST_SQUARE * <double>values_of(b)
     most = max(<Py_ssize_t>ROWS, fit // ROWS * ROWS)
@@ -117,15 +177,19 @@ cdef bint moments_of_block(Job* job, Py_ssize_t at, const Block* b, Parts to, co
         center[c] = <real>wide[c]
         if not exact:
             wide[c] = center[c]
-    m = columns_of(&center[0], b, &columns[0])
-    mean = columns_of(&wide[0], b, &spread_center[0])
-    begin_sums(b, s, q)
-    while next_chunk(job, at, b, most, &r, &chunk, &values[0], &values[0]):
-        if exact:
-            exact_sums(<const real*>values, &chunk, mean, s, q)
-        else:
-            centered_sums(<const real*>values, &chunk, m, s, q)
-    gather_sums(b, s, q)
+    if not exact and planes_of(b):
+        of.h = center
+        narrow_planes(job, at, b, &of, s, q)
+    else:
+        m = columns_of(&center[0], b, &columns[0])
+        mean = columns_of(&wide[0], b, &spread_center[0])
+        begin_sums(b, s, q)
+        while next_chunk(job, at, b, most, &r, &chunk, &values[0], &values[0]):
+            if exact:
+                exact_sums(<const real*>values, &chunk, mean, s, q)
+            else:
+                centered_sums(<const real*>values, &chunk, m, s, q)
+        gather_sums(b, s, q)
     for c in range(b.channels):
         odd |= not (least <= q[c] < INFINITY)
     if not odd:
@@ -142,11 +206,14 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
     cdef Block chunk
     cdef Numbers of
     cdef Numbers channels = numbers_of(job, c, <const float*>job.x)
-    of = numbers_of_columns(job.act, b, &channels, &high[0], &scale[0], &shift[0])
-    begin_sums(b, s, d)
-    while next_chunk(job, at, b, most, &r, &chunk, &values[0], &gradients[0]):
-        sums_of_pairs(job.act, <const float*>gradients, <const float*>values, &chunk, &of, False, s, d)
-    gather_sums(b, s, d)
+    if planes_of(b):
+        narrow_planes(job, at, b, &channels, s, d)
+    else:
+        of = numbers_of_columns(job.act, b, &channels, &high[0], &scale[0], &shift[0])
+        begin_sums(b, s, d)
+        while next_chunk(job, at, b, most, &r, &chunk, &values[0], &gradients[0]):
+            sums_of_pairs(job.act, <const float*>gradients, <const float*>values, &chunk, &of, False, s, d)
+        gather_sums(b, s, d)
     if products_beyond_float(b.channels, <double>values_of(b), s, d):
         return False
     for j in range(b.channels):

@@ -1,9 +1,6 @@
 /* Numbers that the loops do not compute in. The loops know only float32 and float64; others are converted a piece at a
- * time, on their way between memory and the first or second-level cache.
- *
- * float16 and bfloat16 are converted to float32, which is exact, and back, rounded to nearest, ties to even: there is
- * only one right result, and instructions and plain code both give it. A NaN keeps its sign and leading digits, and
- * becomes quiet. Integers and bools are converted to float64, rounded to nearest beyond 2^53. */
+ * time, on their way between memory and the first or second-level cache. Integers and bools are converted to float64,
+ * rounded to nearest beyond 2^53; halves.h has float16 and bfloat16. */
 #ifndef BNORM_NARROW_H
 #define BNORM_NARROW_H
 
@@ -14,15 +11,9 @@
 
 #include "fetch.h"
 #include "formulas.h"
+#include "halves.h"
 #include "kinds.h"
 #include "memory.h"
-
-#if defined(__F16C__) || (defined(_MSC_VER) && defined(__AVX2__))
-#include <immintrin.h>
-#define BN_HAS_HALF 1
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
 
 /* The size of a number in bytes; not of BN_REAL. */
 static inline size_t bn_size_of(int kind)
@@ -48,111 +39,6 @@ static inline size_t bn_size_of(int kind)
     case BN_UINT32: READ(uint32_t, v[i])     \
     case BN_INT64: READ(int64_t, v[i])       \
     case BN_UINT64: READ(uint64_t, v[i])
-
-static inline float bn_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t bn_bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-/* There is no branch, so that loops vectorize, and no subnormal float32, as a processor may be set to make it 0. */
-static inline float bn_half_to_float(uint16_t half)
-{
-    const uint32_t magnitude = half & 0x7FFFu, sign = (uint32_t)(half & 0x8000u) << 16;
-    const uint32_t small = bn_bits_of((float)(int32_t)magnitude * 0x1p-24f);
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    bits += magnitude >= 0x7C00u ? 112u << 23 : 0;
-    bits |= magnitude > 0x7C00u ? 1u << 22 : 0;
-    return bn_of_bits(sign | (magnitude < 0x0400u ? small : bits));
-}
-
-static inline uint16_t bn_float_to_half(float x)
-{
-    const uint32_t bits = bn_bits_of(x), magnitude = bits & 0x7FFFFFFFu;
-    /* Below 2^-14 the unit of a float16 is 2^-24, which is that of a float32 between 0.5 and 1. */
-    const uint32_t small = bn_bits_of(bn_of_bits(magnitude < 0x38800000u ? magnitude : 0) + 0.5f) - 0x3F000000u;
-    const uint32_t even = (magnitude + 0xFFFu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-    const uint32_t large = magnitude > 0x7F800000u ? 0x7E00u | (magnitude >> 13 & 0x3FFu)
-                                                   : magnitude >= 0x477FF000u ? 0x7C00u : even;
-    return (uint16_t)((bits >> 16 & 0x8000u) | (magnitude < 0x38800000u ? small : large));
-}
-
-static inline float bn_bfloat_to_float(uint16_t value)
-{
-    const uint32_t bits = (uint32_t)value << 16;
-    return bn_of_bits(bits | ((bits & 0x7FFFFFFFu) > 0x7F800000u ? 1u << 22 : 0));
-}
-
-static inline uint16_t bn_float_to_bfloat(float x)
-{
-    const uint32_t bits = bn_bits_of(x), even = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits >> 16 | 0x40u : even);
-}
-
-static inline void bn_read_halves(const uint16_t *from, ptrdiff_t n, float *to)
-{
-    ptrdiff_t i = 0;
-#if defined(__AVX512F__)
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + i))));
-#endif
-#if defined(BN_HAS_HALF)
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
-#elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4)
-        vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
-#endif
-    for (; i < n; i++)
-        to[i] = bn_half_to_float(from[i]);
-}
-
-static inline void bn_write_halves(const float *from, ptrdiff_t n, uint16_t *to)
-{
-    ptrdiff_t i = 0;
-#if defined(__AVX512F__)
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
-#endif
-#if defined(BN_HAS_HALF)
-    for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4)
-        vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
-#endif
-    for (; i < n; i++)
-        to[i] = bn_float_to_half(from[i]);
-}
-
-/* Convert n numbers, from number `at` on, to the type that the loops compute in. */
-static inline void bn_read_float(int kind, const void *from, ptrdiff_t at, ptrdiff_t n, float *to)
-{
-    const uint16_t *values = (const uint16_t *)from + at;
-    if (kind == BN_HALF)
-        bn_read_halves(values, n, to);
-    else
-        for (ptrdiff_t i = 0; i < n; i++)
-            to[i] = bn_bfloat_to_float(values[i]);
-}
-
-static inline void bn_write_float(int kind, const float *from, ptrdiff_t n, void *to)
-{
-    uint16_t *values = (uint16_t *)to;
-    if (kind == BN_HALF)
-        bn_write_halves(from, n, values);
-    else
-        for (ptrdiff_t i = 0; i < n; i++)
-            values[i] = bn_float_to_bfloat(from[i]);
-}
 
 /* Not inlined, or much of the code would be copies of it. bn_read_float is: its runs may be so short that a call would
  * cost time. */

@@ -3,8 +3,8 @@
 # If inner == 1, each value of a row has its own gamma and beta. If inner > 1, rows are runs with one gamma each, which
 # are mapped as runs of channels are.
 #
-# Uses bounded (channel_columns), Output, longest, room (channel_maps), add_gradient (row_residual), BATCH
-# (row_short), affine_of, row_numbers (row_sums).
+# Uses bounded (channel_columns), LINE, Output, longest, room (channel_maps), narrow_at, narrow_room (channel_narrow),
+# add_gradient (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
 # Gives edge_of, forward_maps, gradient_of_runs, map_by_pieces, numbers_of_runs, params_in, row_room, short_runs,
 # through_statistics.
 
@@ -16,6 +16,40 @@ cdef inline bn_edge* edge_of(Output* out) noexcept nogil:
 cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real* x) noexcept nogil:
     """`room`, but rows that are sent as they are computed go to their own place in y."""
     return <real*>out.y + at if out.direct else room(out, at, n, x)
+
+
+cdef inline Py_ssize_t part_of(const Output* out, Py_ssize_t left, const real* x) noexcept nogil:
+    """Return how many of the last `left` values of a run are mapped next: all, if they are sent as they are computed.
+    If they are converted, no part is shorter than two vectors."""
+    cdef Py_ssize_t n = left if out.direct else min(longest(x), left)
+    return n - BN_TWO if out.narrow != BN_REAL and 0 < left - n < BN_TWO else n
+
+
+cdef void map_narrow_runs(
+    Activation act, Py_ssize_t runs, Py_ssize_t n, Py_ssize_t at, const Numbers* of, Output* out
+) noexcept nogil:
+    """Map contiguous runs of float16 or bfloat16, from position `at` on: as many at a time as can be gathered."""
+    cdef Py_ssize_t most = max(<Py_ssize_t>1, 2 * LINE // n), k = 0, m
+    cdef Numbers some = of[0]
+    while k < runs:
+        m = min(most, runs - k)
+        some.h = <const float*>of.h + k
+        some.scale = <const float*>of.scale + k
+        some.shift = <const float*>of.shift + k
+        bn_narrow_runs(act, out.narrow, out.streamed, m, n, NULL, narrow_at(out.x, at), narrow_room(out, at, m * n),
+                       &some)
+        k += m
+        at += m * n
+
+
+cdef inline void map_of_some(
+    Activation act, Py_ssize_t runs, Py_ssize_t n, Py_ssize_t at, const Numbers* of, Output* out, const real* x
+) noexcept nogil:
+    """Map contiguous runs of n values each, from position `at` on."""
+    if real is float and out.narrow != BN_REAL:
+        map_narrow_runs(act, runs, n, at, of, out)
+    else:
+        bn_map_rows(act, runs, n, x + at, row_room(out, at, runs * n, x), of, edge_of(out))
 
 
 cdef inline Numbers numbers_of_runs(const real* h, const real* r, const real* b) noexcept nogil:
@@ -55,8 +89,8 @@ cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, co
             run_number(job, row, g * job.channels + c + k, &h[k], &r[k], &b[k])
         i = 0
         while i < job.inner:    # whole runs, if there are several
-            n = job.inner if out.direct else min(longest(x), job.inner - i)
-            bn_map_rows(job.act, runs, n, x + at, row_room(out, at, runs * n, x), &of, edge_of(out))
+            n = part_of(out, job.inner - i, x)
+            map_of_some(job.act, runs, n, at, &of, out, x)
             at += runs * n
             i += n
         c += runs
@@ -98,9 +132,7 @@ cdef void forward_maps(
         while row < end:
             n = min(n, end - row)
             run_numbers(job, row, n, g, h, r, b)
-            at = row * size
-            bn_map_rows(identity(), n * job.channels, job.inner, x + at, row_room(out, at, n * size, x), &of,
-                        edge_of(out))
+            map_of_some(identity(), n * job.channels, job.inner, row * size, &of, out, x)
             row += n
             g = (g + n) % job.groups
         return

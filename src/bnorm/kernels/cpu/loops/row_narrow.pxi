@@ -1,21 +1,27 @@
 # Rows of float16 and bfloat16: some outer positions at a time are converted, are a task of float32 rows in place, and
 # are converted back. So each loop over rows is compiled only once, and the rows that it works on stay in the cache.
+# Only the runs of a forward are mapped from where they are, and converted in registers.
 #
-# Uses weights_from (channel_columns), SentSums, WRITTEN, add_narrow, add_narrow_gradient, close_sums, open_sums,
-# second_input (row_residual), piece_of (row_sums), FETCH_BYTES, row_task (row_tasks).
+# Uses weights_from (channel_columns), Output (channel_maps), narrow_room (channel_narrow), SentSums, WRITTEN,
+# add_narrow, add_narrow_gradient, close_sums, open_sums, second_input (row_residual), piece_of (row_sums),
+# FETCH_BYTES, forward_rows, row_task (row_tasks).
 # Gives task_of_rows.
 
-cdef void write_rows(
-    RowJob* job, const float* values, Py_ssize_t at, Py_ssize_t n, bn_output* lines, bn_ahead* ahead
-) noexcept nogil:
-    """Convert n values and write them to y, from position `at` on."""
-    cdef Py_ssize_t i = 0, m
-    cdef char* y = <char*>job.y + 2 * at
+cdef void write_rows(const float* values, Py_ssize_t n, Output* out) noexcept nogil:
+    """Convert n values and write them to y. If they are gathered, most begin where lines of y do: the load of a line
+    that is sent does not wait for two stores then."""
+    cdef Py_ssize_t i = 0, lead = (-<size_t>out.y & (BN_LINE - 1)) // 2, m
     while i < n:
-        m = min(<Py_ssize_t>WRITTEN, n - i)
-        bn_write_float(job.narrow, values + i, m, bn_room(lines, y, 2 * m, ahead) if job.stream else y)
-        y += 2 * m
+        m = min(lead if i == 0 and lead and out.streamed else <Py_ssize_t>WRITTEN, n - i)
+        bn_write_float(out.narrow, values + i, m, narrow_room(out, i, m))
         i += m
+
+
+cdef inline bint maps_runs(const RowJob* job) noexcept nogil:
+    """Whether rows of a forward consist of runs that narrow_maps.h can map: these are converted for their sums only. A
+    backward would convert both x and dy twice, and took up to a tenth longer."""
+    return BN_FUSES and job.dy == NULL and job.scale == NULL and job.weight == NULL and job.residual == NULL \
+        and job.act.kind < BN_SILU and job.inner >= BN_TWO
 
 
 cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
@@ -26,8 +32,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     cdef double* dgamma = job.partial + 2 * p * job.groups * c + begin * c
     cdef double* dbeta = dgamma + job.groups * c
     cdef RowJob some = job[0]
-    cdef bn_output lines
-    cdef bn_ahead ahead
+    cdef Output out
     cdef SentSums sent
     some.groups = some.group = end - begin
     some.step = some.pieces = some.cuts = 1
@@ -49,14 +54,17 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
             some.columns = <float*>some.dy + job.chunk * width + VECTOR
             for i in range(size):
                 dgamma[i] = dbeta[i] = 0.0
+    out.narrow = job.narrow
+    out.streamed = job.stream
+    out.direct = False
+    bn_stand(&out.ahead)
     if job.stream:
-        bn_open(&lines)
-        bn_stand(&ahead)
+        bn_open(&out.lines)
         if job.far:
             at = 2 * (o * job.groups * row + begin * row)
-            bn_walk(&ahead, <const char*>job.x + at, second_input(job, at), 2 * width,
+            bn_walk(&out.ahead, <const char*>job.x + at, second_input(job, at), 2 * width,
                     2 * job.groups * row)
-            bn_fetch(&ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.chunk * width))
+            bn_fetch(&out.ahead, min(<Py_ssize_t>FETCH_BYTES, 2 * job.chunk * width))
     while o < last:
         n = min(job.chunk, last - o)
         at = o * job.groups * row + begin * row
@@ -69,9 +77,14 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
             add_narrow(job, at, n * width, &sent, <float*>some.x)
         if job.dy != NULL:
             bn_read_float(job.narrow, job.dy, at, n * width, <float*>some.dy)
-        row_task(&some, 0, <const float*>some.x)
-        add_narrow_gradient(job, at, n * width, <float*>some.y)
-        write_rows(job, <const float*>some.y, at, n * width, &lines, &ahead)
+        out.x = <const char*>job.x + 2 * at
+        out.y = <char*>job.y + 2 * at
+        if maps_runs(job):
+            forward_rows(&some, 0, n * some.groups, n * width, &out, &sent, <const float*>some.x)
+        else:
+            row_task(&some, 0, <const float*>some.x)
+            add_narrow_gradient(job, at, n * width, <float*>some.y)
+            write_rows(<const float*>some.y, n * width, &out)
         if job.dy != NULL and job.params:
             for i in range(size):
                 dgamma[i] += some.partial[i]
@@ -79,7 +92,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         o += n
     close_sums(job, &sent)
     if job.stream:
-        bn_close(&lines, &ahead)
+        bn_close(&out.lines, &out.ahead)
         bn_fence()
 
 

@@ -10,7 +10,7 @@
 # backward_rows, backward_short_rows (row_gradients), forward_maps, map_by_pieces, params_in, short_runs (row_maps),
 # SentSums, close_sums, open_sums, second_input, sums_of (row_residual), BATCH, SHORT, short_moments (row_short),
 # piece_of, readable, walk_on (row_sums), weighted_backward, weighted_forward (row_weighted).
-# Gives FETCH_BYTES, columns_of_rows, row_task.
+# Gives FETCH_BYTES, columns_of_rows, forward_rows, row_task.
 
 cdef enum:
     BY_TURNS = 512          # most values of a row of runs whose x is fetched while sums are computed

@@ -172,6 +172,14 @@ cdef extern from "lines.h" nogil:
     void bn_weighted_run(...)
     bint bn_any_infinite(...)
 
+cdef extern from "narrow_maps.h" nogil:
+    enum:
+        BN_TWO
+        BN_FUSES
+    void bn_narrow_runs(Activation, int, bint, Py_ssize_t, Py_ssize_t, const void*, const void*, void*, const Numbers*)
+    void bn_narrow_lines(
+        Activation, int, Py_ssize_t, Py_ssize_t, const void*, const void*, void*, const Numbers*, Py_ssize_t)
+
 cdef extern from "planes.h" nogil:
     void bn_plane_sums(...)
 
