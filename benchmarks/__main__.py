@@ -19,6 +19,7 @@ from .processes import Remote
 from .timing import FULL, QUICK, Effort, Local, measure
 
 DTYPES = ("float32", "float64")
+HALVES = ("float16", "bfloat16")  # of bnorm and PyTorch only
 LARGE = 1 << 28  # bytes; with larger arrays only the peers of the targets run: others would take half of the time
 HELD, HELD_HERE = 6, 3  # memory in times of the array: the most that a library needs, and that this process needs
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--others", action="store_true", help="shapes that nobody tunes for, instead of the named ones")
     parser.add_argument("--match", metavar="TEXT", help="only cases with this in their name, such as '(32, 64)'")
     parser.add_argument("--only", nargs="+", metavar="LIBRARY", choices=adapters.NAMES, help="beside bnorm")
-    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--dtype", choices=[*DTYPES, *HALVES], help="half precision: bnorm and PyTorch")
     parser.add_argument("--threads", type=int, metavar="N", help="for every library; by default 1, and then all")
     parser.add_argument("--save", action="store_true", help="into results/, and from there into the pages")
     parser.add_argument("--targets", action="store_true", help="measure nothing: the saved results against the targets")
@@ -47,8 +48,11 @@ def main() -> None:
         time.sleep(2)
         if (busy := before.cores() or 0.0) > machine.Others.QUIET:
             raise SystemExit(f"--save: expected a quiet machine, but other processes use {busy} cores of it")
+    if options.dtype == "bfloat16" and not types.has_bfloat16():
+        parser.error("--dtype bfloat16 needs ml_dtypes: pip install ml_dtypes")
     cases = shapes.OTHER if options.others else shapes.NAMED
     cases = [case for case in cases if (case.quick or not options.quick) and (options.match or "") in case.name]
+    cases = [case for case in cases if case.kind != "scaler" or options.dtype not in HALVES]
     if not cases:
         parser.error(f"--match: no case has {options.match!r} in its name")
     every = bnorm.get_num_threads()
@@ -56,6 +60,7 @@ def main() -> None:
     dtypes = [options.dtype] if options.dtype else DTYPES[:1] if options.quick else DTYPES
     names = [name for name in adapters.NAMES if not options.only or name in (adapters.OURS, *options.only)]
     names = [name for name in names if not options.quick or name not in adapters.SLOW]
+    names = [name for name in names if options.dtype not in HALVES or name in (adapters.OURS, "torch")]
     results = run(cases, dtypes, threads, every, names, QUICK if options.quick else FULL, grow=not part)
     print(table.brief(results) if options.quick else table.full(results))
     if options.save:

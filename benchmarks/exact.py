@@ -79,7 +79,7 @@ class Rows:
         gamma = 1 if data.gamma is None else data.channel(data.gamma)
         if operation == "forward":
             return xhat * gamma + (0 if data.beta is None else data.channel(data.beta))
-        dxhat, rows = self._rows(data, data.dy[block] * gamma), self._rows(data, xhat)
+        dxhat, rows = self._rows(data, data.dy[block].astype("float64") * gamma), self._rows(data, xhat)
         along = rows * (dxhat * rows).mean(axis=2, keepdims=True)
         dxhat = self._centered(data, dxhat) - along
         return (dxhat / std).reshape(xhat.shape)

@@ -126,6 +126,13 @@ OTHER = [
 ]
 
 
+def named(dtype: str) -> np.dtype:
+    """Return the dtype of this name. NumPy has bfloat16 once ml_dtypes is imported."""
+    if dtype == "bfloat16":
+        import ml_dtypes  # noqa: F401
+    return np.dtype(dtype)
+
+
 class Data:
     """Arrays of one case, the same for every library. Vectors are float64; libraries may round them."""
 
@@ -144,11 +151,13 @@ class Data:
         self.mean, self.var = rng.uniform(0.5, 1.5, channels), rng.uniform(3, 5, channels)
 
     def _array(self, rng: np.random.Generator, dtype: str, scale: float, shift: float) -> np.ndarray:
-        pool = rng.standard_normal(min(POOL, self.case.values), dtype=dtype) * scale + shift
+        drawn = dtype if dtype in ("float32", "float64") else "float32"
+        pool = rng.standard_normal(min(POOL, self.case.values), dtype=drawn) * scale + shift
+        pool = pool.astype(named(dtype), copy=False)
         if not self.case.channels_last:
-            return np.resize(pool.astype(dtype, copy=False), self.sizes)
+            return np.resize(pool, self.sizes)
         n, channels, *space = self.sizes
-        return np.moveaxis(np.resize(pool.astype(dtype, copy=False), (n, *space, channels)), -1, 1)
+        return np.moveaxis(np.resize(pool, (n, *space, channels)), -1, 1)
 
     def channel(self, vector: np.ndarray) -> np.ndarray:
         """Return a vector of C values as an array that NumPy broadcasts against x."""

@@ -10,7 +10,7 @@ import bnorm
 from ..shapes import EPS, Data
 from .base import Adapter, Library, Scaler
 
-TOLERANCE = {"float32": 2e-6, "float64": 1e-14}
+TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
 
 
 class Layer(Adapter):
