@@ -1,4 +1,4 @@
-/* The types of arrays. narrow.h converts half precision, bools and integers. */
+/* The types of arrays. narrow.h converts bools and integers, halves.h half precision. */
 #ifndef BNORM_KINDS_H
 #define BNORM_KINDS_H
 

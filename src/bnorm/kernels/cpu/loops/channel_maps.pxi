@@ -135,7 +135,7 @@ cdef void narrow_runs(
     Job* job, Py_ssize_t o, Py_ssize_t i, Py_ssize_t stop, Py_ssize_t begin, Py_ssize_t end, Output* out, const real* x
 ) noexcept nogil:
     """Map values i to `stop` of the channels of outer position o, converted in registers: several runs at a time, or a
-    part of one that is at least a vector."""
+    part of one that is at least two vectors."""
     cdef Py_ssize_t most = longest(x), runs = most // job.inner if stop - i == job.inner else 0, j = i, n, at
     cdef Numbers of
     while begin < end:

@@ -59,7 +59,7 @@ enum { BN_FUSES = 1 };
 #define real float
 #define OF(name) name##_float
 
-/* Computes y, or dx if there is a dy, of contiguous runs of n values each, at least a pair of vectors of them, with the numbers
+/* Computes y, or dx if there is a dy, of contiguous runs of n values each, at least a pair of vectors, with the numbers
  * of each run. */
 BN_INLINE void bn_narrow_runs_by(bn_activation act, int kind, int sent, ptrdiff_t runs, ptrdiff_t n,
                                  const uint16_t *from_dy, const uint16_t *from_x, uint16_t *y, const bn_numbers *of)
