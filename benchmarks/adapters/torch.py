@@ -30,8 +30,9 @@ def _array(t: torch.Tensor) -> np.ndarray:
 
 
 class Layer(Adapter):
-    # In half precision, its gradients of the parameters of layer and group norm are off by a tenth and more.
-    tolerance = {"float32": 3e-4, "float64": 1e-12, "float16": 0.5, "bfloat16": 0.5}  # noqa: RUF012
+    # In half precision, its gradients of the parameters of layer norm are off by 4% of the largest (float16) and 32%
+    # (bfloat16) for 65,536 rows, though the parameters are float32.
+    tolerance = {"float32": 3e-4, "float64": 1e-12, "float16": 0.1, "bfloat16": 0.5}  # noqa: RUF012
 
     def __init__(self, data: Data) -> None:
         chains = data.x.size / data.sizes[1] / MANY
