@@ -255,9 +255,9 @@ FAULTS = {
         ),
         (
             "the last part of a long plane of halves is too short to be summed",
-            "kernels/cpu/loops/channel_narrow.pxi",
-            "                if 0 < p.run - i - n < BN_WIDTH:\n",
-            "                if False:\n",
+            "kernels/cpu/loops/channel_columns.pxi",
+            "    return n - least if 0 < left - n < least else n\n",
+            "    return n\n",
             "tests/kernels/test_narrow.py",
         ),
         (

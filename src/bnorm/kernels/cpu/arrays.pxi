@@ -1,7 +1,7 @@
 # From NumPy arrays to the pointers and sizes of a Job, and from results to arrays.
 #
-# Uses expect, expect_block, is_bfloat, need, readable (guards), bypasses, is_far, is_touched, kept, plan, rounded_up,
-# sizes, threads_of (plan), expect_weights (weights).
+# Uses expect, expect_block, need, readable (guards), bypasses, is_far, is_touched, kept, plan, rounded_up, sizes,
+# threads_of (plan), expect_weights (weights).
 # Gives MOST_AXES, data, expect_vectors, folded, in_float64, is_wide, itemsize, matrix, narrow_of, pair, partial_size,
 # read_activation, result, seen_as, target, to_type, vector, vector_size, view.
 

@@ -1,6 +1,6 @@
 # Copies from one memory order into another, on all threads.
 #
-# Uses is_bfloat (guards).
+# Uses nothing of its siblings.
 # Gives entries only.
 
 cdef extern from "copying.h" nogil:

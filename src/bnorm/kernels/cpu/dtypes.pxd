@@ -27,8 +27,13 @@ cdef inline int integer_kind(cnp.ndarray x) noexcept:
     return BN_UINT8 if size == 1 else BN_UINT16 if size == 2 else BN_UINT32 if size == 4 else BN_UINT64
 
 
+cdef inline bint is_bfloat(cnp.ndarray x) except -1:
+    """Whether the type is bfloat16, of any library."""
+    return cnp.PyTypeNum_ISUSERDEF(cnp.PyArray_TYPE(x)) and x.dtype.type.__name__ == "bfloat16"
+
+
 cdef inline int kind_of(cnp.ndarray x) except -1:
-    """Return the type of x. A bfloat16 may be that of any library."""
+    """Return the type of x."""
     cdef int kind = cnp.PyArray_TYPE(x)
     if kind == cnp.NPY_FLOAT:
         return BN_FLOAT32
@@ -40,6 +45,6 @@ cdef inline int kind_of(cnp.ndarray x) except -1:
         return BN_HALF
     if cnp.PyTypeNum_ISINTEGER(kind):
         return integer_kind(x)
-    if cnp.PyTypeNum_ISUSERDEF(kind) and x.dtype.type.__name__ == "bfloat16":
+    if is_bfloat(x):
         return BN_BFLOAT
     raise TypeError(f"x: expected floats, bools or integers, got {x.dtype}")

@@ -14,7 +14,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from bnorm.kernels.cpu.buffers cimport Memory, empty, scratch
-from bnorm.kernels.cpu.dtypes cimport integer_kind
+from bnorm.kernels.cpu.dtypes cimport integer_kind, is_bfloat
 from bnorm.kernels.cpu.extremes.entries cimport begin as begin_extremes
 from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes

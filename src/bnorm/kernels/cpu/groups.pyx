@@ -19,7 +19,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.buffers cimport empty
-from bnorm.kernels.cpu.dtypes cimport kind_of
+from bnorm.kernels.cpu.dtypes cimport is_bfloat, kind_of
 from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_FLOAT32, BN_HALF
 from bnorm.kernels.cpu.threads cimport threads_for
 

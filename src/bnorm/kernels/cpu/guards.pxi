@@ -2,7 +2,7 @@
 # crash. Values are not checked.
 #
 # Uses nothing of its siblings.
-# Gives channels_of, expect, expect_block, expect_like, is_bfloat, need, readable.
+# Gives channels_of, expect, expect_block, expect_like, need, readable.
 
 cdef inline bint readable(cnp.ndarray a) noexcept:
     """Whether an array is contiguous and in native byte order. It may be unaligned if another process has sent it."""
@@ -26,11 +26,6 @@ cdef inline int need(str name, cnp.ndarray a, int kind, Py_ssize_t size) except 
     if a is None:
         raise TypeError(f"{name}: expected an array, got None")
     return expect(name, a, kind, size)
-
-
-cdef inline bint is_bfloat(cnp.ndarray x) except -1:
-    """Whether the type is bfloat16, of any library."""
-    return cnp.PyTypeNum_ISUSERDEF(cnp.PyArray_TYPE(x)) and x.dtype.type.__name__ == "bfloat16"
 
 
 cdef inline int expect_block(cnp.ndarray x, int least, int most) except -1:

@@ -20,6 +20,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from bnorm.kernels.cpu.buffers cimport empty
+from bnorm.kernels.cpu.dtypes cimport is_bfloat
 from bnorm.kernels.cpu.jobs cimport Activation
 from bnorm.kernels.cpu.threads cimport threads_for
 

@@ -14,6 +14,7 @@ from cython.parallel cimport prange
 from libc.math cimport INFINITY, fabs
 from libc.stdlib cimport calloc, free
 
+from bnorm.kernels.cpu.dtypes cimport is_bfloat
 from bnorm.kernels.cpu.threads cimport threads_for
 
 cdef extern from "formulas.h" nogil:

@@ -4,9 +4,9 @@
 #
 # Uses nothing of its siblings.
 # Gives Block, FETCH_COLUMNS, Folds, ROWS, begin_sums, block_rows, bounded, centered_planes, columns_of, fetch_rows,
-# gather, gather_sums, head_of, is_mask, lane_sum, plane_of, plane_sums, planes_of, pour, row_weights, run_block,
-# size_of_weight, spread, values_of, weigh_block, weights_at, weights_from, weights_of_row, whole_sums, width_of,
-# zero.
+# gather, gather_sums, head_of, is_mask, lane_sum, next_part, plane_of, plane_sums, planes_of, pour, row_weights,
+# run_block, size_of_weight, spread, values_of, weigh_block, weights_at, weights_from, weights_of_row, whole_sums,
+# width_of, zero.
 
 cdef enum:
     FETCH_COLUMNS = 32  # columns that are summed between two fetches, so that few lines are fetched at a time
@@ -49,6 +49,13 @@ cdef inline Py_ssize_t head_of(const real* x, const Block* b) noexcept nogil:
     if width_of(b) < MANY_COLUMNS or b.stride * sizeof(real) % BN_LINE != 0:
         return 0
     return (-<size_t>x & (BN_LINE - 1)) // sizeof(real)
+
+
+cdef inline Py_ssize_t next_part(Py_ssize_t left, Py_ssize_t most, Py_ssize_t least) noexcept nogil:
+    """Return how many of the last `left` values are taken next: up to `most`, but so that no part is shorter than
+    `least`, if the values are not."""
+    cdef Py_ssize_t n = min(most, left)
+    return n - least if 0 < left - n < least else n
 
 
 cdef inline Py_ssize_t values_of(const Block* b) noexcept nogil:

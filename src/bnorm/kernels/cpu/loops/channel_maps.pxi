@@ -1,7 +1,8 @@
 # The maps of channels: every value is read once and written once, a line of values at a time; lines.h and rows.h have
 # the arithmetic. A large output is gathered in a small buffer, or sent as it is computed, past the caches to memory.
 #
-# Uses spread, weights_at, weights_of_row (channel_columns), done, narrow_at, narrow_room, taken (channel_narrow).
+# Uses next_part, spread, weights_at, weights_of_row (channel_columns), done, narrow_at, narrow_room, taken
+# (channel_narrow).
 # Gives LINE, Lines, Output, RARE, by_lines, longest, map_columns, map_runs, numbers_of, plain, room.
 
 cdef enum:
@@ -140,9 +141,7 @@ cdef void narrow_runs(
     cdef Numbers of
     while begin < end:
         runs = max(<Py_ssize_t>1, min(runs, end - begin))
-        n = min(most, stop - j)
-        if 0 < stop - j - n < BN_TWO:
-            n -= BN_TWO
+        n = next_part(stop - j, most, BN_TWO)
         of = numbers_of(job, begin, x)
         at = (o * job.channels + begin) * job.inner + j
         bn_narrow_runs(job.act, out.narrow, out.streamed, runs, n, narrow_at(job.dy, at), narrow_at(job.x, at),

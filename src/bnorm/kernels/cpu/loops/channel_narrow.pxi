@@ -5,10 +5,10 @@
 #
 # Integers of 8 and 16 bits without weights need no center: their sums and sums of squares fit 64 bits, and are exact.
 #
-# Uses Block, ROWS, begin_sums, columns_of, gather_sums, plane_of, planes_of, values_of, weights_from, whole_sums,
-# width_of, zero (channel_columns), numbers_of_columns, products_beyond_float, sums_of_pairs (channel_grads), Output,
-# numbers_of (channel_maps), Parts (channel_moments), centered_sums, exact_sums (channel_sums), add_block, parts_at
-# (channel_tasks).
+# Uses Block, ROWS, begin_sums, columns_of, gather_sums, next_part, plane_of, planes_of, values_of, weights_from,
+# whole_sums, width_of, zero (channel_columns), numbers_of_columns, products_beyond_float, sums_of_pairs
+# (channel_grads), Output, numbers_of (channel_maps), Parts (channel_moments), centered_sums, exact_sums
+# (channel_sums), add_block, parts_at (channel_tasks).
 # Gives done, in_integers, integer_task, merge_integers, narrow_at, narrow_block, narrow_room, read_doubles,
 # read_floats, taken, write_floats.
 
@@ -143,9 +143,7 @@ cdef void narrow_planes(
                 numbers.shift = <const float*>of.shift + c
             i = 0
             while i < p.run:
-                n = min(most, p.run - i)
-                if 0 < p.run - i - n < BN_WIDTH:
-                    n -= BN_WIDTH
+                n = next_part(p.run - i, most, BN_WIDTH)
                 read_run(job, job.x, at + r * p.stride + c * p.run + i, planes * n, p.ahead, &x[0])
                 if job.dy != NULL:
                     read_run(job, job.dy, at + r * p.stride + c * p.run + i, planes * n, NULL, &dy[0])

@@ -3,8 +3,8 @@
 # If inner == 1, each value of a row has its own gamma and beta. If inner > 1, rows are runs with one gamma each, which
 # are mapped as runs of channels are.
 #
-# Uses bounded (channel_columns), LINE, Output, longest, room (channel_maps), narrow_at, narrow_room (channel_narrow),
-# add_gradient (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
+# Uses bounded, next_part (channel_columns), LINE, Output, longest, room (channel_maps), narrow_at, narrow_room
+# (channel_narrow), add_gradient (row_residual), BATCH (row_short), affine_of, row_numbers (row_sums).
 # Gives edge_of, forward_maps, gradient_of_runs, map_by_pieces, numbers_of_runs, params_in, row_room, short_runs,
 # through_statistics.
 
@@ -21,8 +21,7 @@ cdef inline real* row_room(Output* out, Py_ssize_t at, Py_ssize_t n, const real*
 cdef inline Py_ssize_t part_of(const Output* out, Py_ssize_t left, const real* x) noexcept nogil:
     """Return how many of the last `left` values of a run are mapped next: all, if they are sent as they are computed.
     If they are converted, no part is shorter than two vectors."""
-    cdef Py_ssize_t n = left if out.direct else min(longest(x), left)
-    return n - BN_TWO if out.narrow != BN_REAL and 0 < left - n < BN_TWO else n
+    return left if out.direct else next_part(left, longest(x), 1 if out.narrow == BN_REAL else BN_TWO)
 
 
 cdef void map_narrow_runs(
