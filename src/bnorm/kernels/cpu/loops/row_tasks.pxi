@@ -130,6 +130,12 @@ cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real
     return (least + step - 1) // step * job.groups * row
 
 
+cdef inline bint sends(const RowJob* job, Py_ssize_t part) noexcept nogil:
+    """Whether rows or runs of `part` bytes are sent as they are computed. Those shorter than a line cannot be; y of
+    those between one line and two is gathered faster."""
+    return job.act.kind < BN_SILU and part >= BN_LINE and (part == BN_LINE or part >= 2 * BN_LINE or job.dy != NULL)
+
+
 cdef void open_rows(
     RowJob* job, Py_ssize_t o, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t values, Output* out, SentSums* sent,
     const real* x
@@ -143,8 +149,7 @@ cdef void open_rows(
     out.y = <char*>job.y
     out.narrow = BN_REAL
     out.streamed = job.stream
-    out.direct = job.stream and job.act.kind == BN_IDENTITY and part >= BN_LINE // <Py_ssize_t>sizeof(real) \
-        and (job.dh == NULL or job.scale != NULL)
+    out.direct = job.stream and sends(job, part * sizeof(real)) and (job.dh == NULL or job.scale != NULL)
     bn_open_edge(&out.edge, &out.ahead)
     bn_stand(&out.ahead)
     if job.stream:

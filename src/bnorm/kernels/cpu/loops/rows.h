@@ -87,9 +87,9 @@ enum { BN_BRISK = 512 };
         }                                                                                                             \
     }
 
-/* The same, but with an activation a simple loop, which is faster then, and which sends nothing. */
+/* The same, but with an activation what is not sent is mapped by a simple loop, which is faster then. */
 #define BN_MAP_ROWS_BY(rows, n, out, edge, NUMBERS, VALUE)                                                            \
-    if (act.kind == BN_IDENTITY) {                                                                                    \
+    if (act.kind == BN_IDENTITY || (act.kind < BN_SILU && edge)) {                                                    \
         BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
     } else {                                                                                                          \
         for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
