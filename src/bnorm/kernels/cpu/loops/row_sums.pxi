@@ -66,11 +66,19 @@ cdef inline Numbers affine_of(RowJob* job, const real* h, const real* r, const r
     return of
 
 
+cdef inline void pulled_values(Activation act, const real* dy, Py_ssize_t n, real* u) noexcept nogil:
+    """Replace n values of u by dy before their activation."""
+    cdef Py_ssize_t j
+    for j in range(n):
+        u[j] = pulled(act, u[j], dy[j])
+
+
 cdef inline void smooth_stripe(
     Activation act, Py_ssize_t rows, Py_ssize_t n, Py_ssize_t pitch, const real* dy, const real* x, const Numbers* of,
     Py_ssize_t k, Py_ssize_t i, const bn_ahead* ahead, real* g, real* near
 ) noexcept nogil:
-    """Copy the rows of a stripe, one after the other: x to `near`, and dy before a smooth activation to g."""
+    """Copy the rows of a stripe, one after the other: x to `near`, and dy before a smooth activation to g. The
+    activation takes longest, and longest of all for the last values of a loop, so whole rows have one loop."""
     cdef const real* gamma = <const real*>of.gamma + i
     cdef const real* beta = <const real*>of.beta + i
     cdef Py_ssize_t r, j
@@ -83,7 +91,11 @@ cdef inline void smooth_stripe(
             bn_fetch_with(ahead, x + r * pitch, dy + r * pitch, n * sizeof(real))
         for j in range(n):
             near[r * n + j] = x[r * pitch + j]
-            g[r * n + j] = pulled(act, ((x[r * pitch + j] - h) * scale + b) * gamma[j] + beta[j], dy[r * pitch + j])
+            g[r * n + j] = ((x[r * pitch + j] - h) * scale + b) * gamma[j] + beta[j]
+        if n < pitch:
+            pulled_values(act, dy + r * pitch, n, g + r * n)
+    if n == pitch:
+        pulled_values(act, dy, rows * n, g)
 
 
 cdef void sums_of_stripe(

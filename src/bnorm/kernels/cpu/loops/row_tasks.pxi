@@ -132,7 +132,7 @@ cdef inline Py_ssize_t reach_of(const RowJob* job, Py_ssize_t groups, const real
 
 cdef inline bint sends(const RowJob* job, Py_ssize_t part) noexcept nogil:
     """Whether rows or runs of `part` bytes are sent as they are computed. Those shorter than a line cannot be; y of
-    those between one line and two is gathered faster."""
+    those between one line and two, and what takes long to compute, is gathered faster."""
     return job.act.kind < BN_SILU and part >= BN_LINE and (part == BN_LINE or part >= 2 * BN_LINE or job.dy != NULL)
 
 

@@ -87,19 +87,9 @@ enum { BN_BRISK = 512 };
         }                                                                                                             \
     }
 
-/* The same, but with an activation what is not sent is mapped by a simple loop, which is faster then. */
+/* The same for maps whose smooth activations are not sent (`sends` in row_tasks.pxi), which leaves out the code. */
 #define BN_MAP_ROWS_BY(rows, n, out, edge, NUMBERS, VALUE)                                                            \
-    if (act.kind == BN_IDENTITY || (act.kind < BN_SILU && edge)) {                                                    \
-        BN_MAP_ROWS(rows, n, out, edge, NUMBERS, VALUE)                                                               \
-    } else {                                                                                                          \
-        for (ptrdiff_t k_ = 0; k_ < (rows); k_++) {                                                                   \
-            const ptrdiff_t begin_ = k_ * (n);                                                                        \
-            NUMBERS(BN_OWN_IS)                                                                                        \
-            BN_INDEPENDENT                                                                                            \
-            for (ptrdiff_t j = 0; j < (n); j++)                                                                       \
-                (out)[begin_ + j] = VALUE(begin_ + j, j);                                                             \
-        }                                                                                                             \
-    }
+    BN_MAP_ROWS(rows, n, out, (act.kind < BN_SILU ? edge : NULL), NUMBERS, VALUE)
 
 #define BN_FROZEN_NUMBERS(DO) BN_MAP_NUMBERS(DO) DO(a)
 #define BN_GRADIENT_NUMBERS(DO) BN_FROZEN_NUMBERS(DO) DO(b) DO(c)
