@@ -53,7 +53,7 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
 #define BN_ACTIVATION(real)                                                                                           \
     BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
     {                                                                                                                 \
-        const real size = v < 0 ? -v : v + 0;                                                                         \
+        const real size = BN_TYPED(bn_abs, real)(v);                                                                  \
         return size < 1024 ? size : 1024;                                                                             \
     }                                                                                                                 \
     /* |u|, or its first or second derivative by size. */                                                             \

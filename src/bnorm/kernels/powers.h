@@ -31,6 +31,9 @@
 #define BN_TYPED(name, real) name##_##real
 #endif
 
+BN_INLINE float BN_TYPED(bn_abs, float)(float v) { return fabsf(v); }
+BN_INLINE double BN_TYPED(bn_abs, double)(double v) { return fabs(v); }
+
 /* exp(z) for z <= 0; 0 below `last` and for NaN. It has the same bits everywhere, and no branch, so loops vectorize.
  * z = n log 2 + r; adding `magic` rounds to the integer n. A polynomial in r is multiplied by 2^(n + 64), made from its
  * bits, and then by 2^-64, as 2^n might be subnormal. The error is below 1.1 units in the last place. */

@@ -214,8 +214,8 @@ FAULTS = {
         (
             "NaN under weight zero enters the sums of a plane",
             "kernels/cpu/loops/weights.h",
-            "    const bn_doubles d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight), p = weight * d;\n",
-            "    const bn_doubles d = OF(bn_take_some)(x + i, left) - m, p = weight * d;\n",
+            "    const bn_doubles d = bn_unless_zero(off, weight), p = weight * d;\n",
+            "    const bn_doubles d = off, p = weight * d;\n",
             "tests/kernels/test_weighted.py tests/functional/test_masks.py",
         ),
         (

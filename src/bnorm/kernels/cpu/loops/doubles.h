@@ -38,21 +38,24 @@ BN_INLINE void bn_put(double *to, bn_doubles v)
 {
     memcpy(to, &v, sizeof v);
 }
+
+/* x - m, as bn_less computes it. */
+BN_INLINE bn_doubles bn_less_doubles(bn_doubles x, bn_doubles m, double minus)
+{
+#if BN_PERMUTES == 8
+    return (bn_doubles)_mm512_fmadd_pd((__m512d)m, _mm512_set1_pd(minus), (__m512d)x);
+#elif BN_PERMUTES == 4
+    return (bn_doubles)_mm256_fmadd_pd((__m256d)m, _mm256_set1_pd(minus), (__m256d)x);
+#else
+    (void)minus;
+    return x - m;
+#endif
+}
 #else
 #define BN_SIDE 1
 #endif
 
 #if BN_PERMUTES > 1 && BN_SIDE > 1
-/* x - m, with bn_less. */
-BN_INLINE bn_doubles bn_less_doubles(bn_doubles x, bn_doubles m, double minus)
-{
-#if BN_PERMUTES == 8
-    return (bn_doubles)_mm512_fmadd_pd((__m512d)m, _mm512_set1_pd(minus), (__m512d)x);
-#else
-    return (bn_doubles)_mm256_fmadd_pd((__m256d)m, _mm256_set1_pd(minus), (__m256d)x);
-#endif
-}
-
 /* Sums of x - m and of its square down 4 * fours rows, for those of n columns that fill whole vectors: four rows at a
  * time, in this order of additions. They are added to of_s and of_q, or stored there (`first`); or with these added to
  * s and q (`last`). `fours` and the flags are constants to the compiler. Returns how many columns were summed. */

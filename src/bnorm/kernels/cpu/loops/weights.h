@@ -223,10 +223,10 @@ BN_APART void bn_read_weights(int kind, const void *from, ptrdiff_t at, ptrdiff_
     const bn_doubles m_ = bn_take_double(m + j);                                                                      \
     for (ptrdiff_t i_ = 0; i_ < 4 * fours; i_ += 4) {                                                                 \
         const real *x_ = x + i_ * stride + j;                                                                         \
-        const bn_doubles d0 = OF(bn_take)(x_) - m_, p0 = P(d0, i_);                                                   \
-        const bn_doubles d1 = OF(bn_take)(x_ + stride) - m_, p1 = P(d1, i_ + 1);                                      \
-        const bn_doubles d2 = OF(bn_take)(x_ + 2 * stride) - m_, p2 = P(d2, i_ + 2);                                  \
-        const bn_doubles d3 = OF(bn_take)(x_ + 3 * stride) - m_, p3 = P(d3, i_ + 3);                                  \
+        const bn_doubles d0 = bn_less_doubles(OF(bn_take)(x_), m_, minus_), p0 = P(d0, i_);                           \
+        const bn_doubles d1 = bn_less_doubles(OF(bn_take)(x_ + stride), m_, minus_), p1 = P(d1, i_ + 1);              \
+        const bn_doubles d2 = bn_less_doubles(OF(bn_take)(x_ + 2 * stride), m_, minus_), p2 = P(d2, i_ + 2);          \
+        const bn_doubles d3 = bn_less_doubles(OF(bn_take)(x_ + 3 * stride), m_, minus_), p3 = P(d3, i_ + 3);          \
         s_ += (p0 + p1) + (p2 + p3);                                                                                  \
         q_ += (Q(p0, d0) + Q(p1, d1)) + (Q(p2, d2) + Q(p3, d3));                                                      \
     }                                                                                                                 \
@@ -253,6 +253,7 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
                                            const double *BN_RESTRICT m, bn_ahead *ahead, double *BN_RESTRICT s,
                                            double *BN_RESTRICT q)
 {
+    const double minus_ = bn_minus_one_double();
     ptrdiff_t j = 0;
     n -= n % BN_SIDE;
     if (how == BN_ALONG) {
@@ -292,11 +293,12 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
 #if BN_SIDE > 1
 /* Adds a vector of a plane, from value i on, of which the first `left` values exist. */
 BN_INLINE void OF(bn_plane_vector)(const real *x, int single, const void *w, ptrdiff_t i, ptrdiff_t left, bn_doubles m,
-                                   bn_doubles *s, bn_doubles *q)
+                                   double minus, bn_doubles *s, bn_doubles *q)
 {
     const bn_doubles weight = single ? bn_take_some_float((const float *)w + i, left)
                                      : bn_take_some_double((const double *)w + i, left);
-    const bn_doubles d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight), p = weight * d;
+    const bn_doubles off = bn_less_doubles(OF(bn_take_some)(x + i, left), m, minus);
+    const bn_doubles d = bn_unless_zero(off, weight), p = weight * d;
     *s += p;
     *q += p * d;
 }
@@ -311,17 +313,18 @@ BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, con
     enum { RUNNING = 16 };
     ptrdiff_t i = 0;
 #if BN_SIDE > 1
+    const double minus = bn_minus_one_double();
     bn_doubles s[RUNNING / BN_SIDE] = {{0}}, q[RUNNING / BN_SIDE] = {{0}}, center;
     for (int j = 0; j < BN_SIDE; j++)
         center[j] = m;
     for (; i + RUNNING <= n; i += RUNNING)
         BN_UNROLLED
         for (int v = 0; v < RUNNING / BN_SIDE; v++)
-            OF(bn_plane_vector)(x, single, w, i + v * BN_SIDE, BN_SIDE, center, &s[v], &q[v]);
+            OF(bn_plane_vector)(x, single, w, i + v * BN_SIDE, BN_SIDE, center, minus, &s[v], &q[v]);
     BN_UNROLLED
     for (int v = 0; v < RUNNING / BN_SIDE; v++, i += BN_SIDE)
         if (i < n)
-            OF(bn_plane_vector)(x, single, w, i, n - i, center, &s[v], &q[v]);
+            OF(bn_plane_vector)(x, single, w, i, n - i, center, minus, &s[v], &q[v]);
     BN_UNROLLED
     for (int v = 0; v < 8 / BN_SIDE; v++) {
         bn_put(sum + v * BN_SIDE, bn_take_double(sum + v * BN_SIDE) + (s[v] + s[v + 8 / BN_SIDE]));
