@@ -219,20 +219,22 @@ def test_layout_changes_no_bit(order):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_padding_of_weight_zero_may_be_nan():
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "gelu"])
+def test_padding_of_weight_zero_may_be_nan(activation):
     rng = np.random.default_rng(7)
     x, dy, ddx = draw(rng, (8, 3, 6), "float64")
     weight = np.ones((8, 6))
     weight[:, 4:] = 0
     dy[:, :, 4:] = 0
-    _, saved = F.batch_norm(x, np.ones(3), weight=weight)
-    wanted = F.double_backward(ddx, saved, dy, np.ones(3))
-    x[:, :, 4:] = np.nan
-    _, saved = F.batch_norm(x, np.ones(3), weight=weight)
-    d_dy, dx, dgamma = F.double_backward(ddx, saved, dy, np.ones(3))
-    np.testing.assert_array_equal(d_dy[:, :, :4], wanted[0][:, :, :4])
-    np.testing.assert_array_equal(dx, wanted[1])
-    np.testing.assert_array_equal(dgamma, wanted[2])
+    results = []
+    for padding in (0.0, np.nan):
+        x[:, :, 4:] = padding
+        _, saved = F.batch_norm(x, np.ones(3), np.ones(3), weight=weight, activation=activation)
+        results.append(F.double_backward(ddx, saved, dy, np.ones(3), np.ones(3), dbeta=True))
+    (wanted_dy, *wanted), (d_dy, *others) = results
+    np.testing.assert_array_equal(d_dy[:, :, :4], wanted_dy[:, :, :4])
+    for got, expected in zip(others, wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -133,12 +133,12 @@ cdef void map_row(const Second* job, const real* dy, const real* x, const real* 
         u = (<double>x[j] - mean[j]) * rstd[j]
         g = <double>pulled(job, y, dy[j])
         e = <real>(m.a[j] * <double>v[j] + m.of_u[j] * u + m.rest[j])
-        if curved != NULL:
-            curved[j] = bent(job, y, dy[j], e)
         d_dy[j] = pulled(job, y, e)
         w = 1.0 if weight == NULL else weight[j]
+        if curved != NULL:                  # x may be NaN if w is 0
+            curved[j] = 0 if w == 0.0 and g == 0.0 else bent(job, y, dy[j], e)
         g = 0.0 if g == 0.0 else m.of_u[j] * g
-        if w != 0.0 and not job.frozen:     # x may be NaN if w is 0
+        if w != 0.0 and not job.frozen:
             g += w * (m.through[j] * <double>v[j] + m.tilt[j] * u + m.level[j])
         dx[j] = <real>(rstd[j] * g)
 
