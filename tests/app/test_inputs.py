@@ -272,6 +272,7 @@ def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
         ("user_id,a\n3,4\n", "--exclude user_id"),
         ("paid,humid,userId\n3,4,5\n", "x.csv: userId may not be a measurement"),
         (",a\n3,4\n", "'' may not be a measurement; --exclude '' leaves it out"),
+        ("id,,a\n3,4,5\n", "'', id may not be measurements; --exclude ,id leaves them out"),
         ("a,__index_level_0__\n3,4\n", "--exclude __index_level_0__ leaves it out"),
         ("a,b,\n1.5,2,\n", None),
         ("a;b\n3,5;4,5\n", "--delimiter ';' makes it several"),
@@ -295,6 +296,7 @@ def test_it_tells_what_looks_odd(command, tmp_path, text, want):
 def test_a_column_without_a_name(command, tmp_path, means):
     """As pandas writes its index; or as delimiters at the ends of lines make, which has no values."""
     assert means(",a\n3,4\n", "--exclude", "") == {"a": 4.0}
+    assert means(",id,a\n3,4,5\n", "--exclude", ",id") == {"a": 5.0}
     assert means("a,b,\n1.5,2,\n") == {"a": 1.5, "b": 2.0}
     assert "leaves out '' (empty)" in command("fit", tmp_path / "x.csv", "-o", tmp_path / "t.npz").told
 

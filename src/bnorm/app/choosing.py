@@ -121,8 +121,10 @@ def tell(
         print(f"bnorm: {first.name}: drops {_few(dropped)}", file=sys.stderr)
     doubts = list(first.doubts)
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
-        left_out = option("--exclude", ",".join(found[:3]))
-        doubts.append(f"{_few(found)} may not be a measurement; {left_out} leaves it out")
+        found.sort(key=bool)  # a list of options begins with the column without a name
+        what_they_are, them = ("a measurement", "it") if len(found) == 1 else ("measurements", "them")
+        left_out = option("--exclude", ",".join(found[:MOST]))
+        doubts.append(f"{_few(found)} may not be {what_they_are}; {left_out} leaves {them} out")
     for doubt in doubts:
         print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)
 

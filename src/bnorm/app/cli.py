@@ -61,11 +61,11 @@ def halflife(text: str) -> float | str:
 
 
 def names(text: str) -> list[str]:
-    """Names separated by commas, each once."""
-    found = list(dict.fromkeys(name for name in text.split(",") if name))
-    if text and not found:
+    """Names separated by commas, each once. The first may be empty, as a column may have no name."""
+    found = list(dict.fromkeys(name for i, name in enumerate(text.split(",")) if name or i == 0))
+    if text and found == [""]:
         raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
-    return found or [""]  # a column may have no name
+    return found
 
 
 def state_name(text: str) -> str:
