@@ -252,6 +252,9 @@ def test_dialects(means, text, asked, want):
         ("a,at\n1,0x1A\n2,0X2b\n", ["learns a", "leaves out at (text)"]),
         ("a,b\n1,€3.50\n", ["b (text such as '€3.50')"]),
         ("a;b\n1;3\u202f500\n", ["b (text such as '3\\u202f500': --thousands ' ')"]),
+        ("a;b\n1;1.234,50\n2;5,00\n3;7\n", ["b (text such as '1.234,50': --decimal , --thousands .)"]),
+        ("a;b\n1;1,234.50\n2;5.00\n", ["b (text such as '1,234.50': --thousands ,)"]),
+        ("a;b\n1;5,00\n2;1,234\n", ["b (text such as '5,00': --decimal ,)"]),
     ],
 )
 def test_it_tells_which_columns_it_uses(command, tmp_path, text, want):
@@ -321,6 +324,9 @@ def test_errors_say_what_was_found(command, tmp_path):
     command("fit", data, "--thousands", ",", *into, "--force")
     said = command.fails("transform", data, "--state", into[1], "-o", tmp_path / "y.csv")
     assert said.endswith("column 'a': expected numbers, got text such as '1,234': --thousands ,")
+    data.write_text("a\n1.234,50\n")
+    said = command.fails("fit", data, "--delimiter", ";", "--decimal", ",", *into, "--force")
+    assert said.endswith("got a (text such as '1.234,50': --thousands .)")
     data.write_text("a\n1.500\n2.5\n")
     said = command.fails("fit", data, "--thousands", ".", *into, "--force")
     assert "column 'a', row 2 below the header: expected a number, got '2.5'" in said  # 25 would be wrong

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA",
          "NULL", "NaN", "n/a", "nan", "null")  # fmt: skip
 SPACES = " \u00a0\u202f"  # between thousands
+LIKELY = [(".", mark) for mark in (",", ".", "'", "’", " ")] + [(",", mark) for mark in ("", ".", "'", "’", " ")]
 
 
 class Dialect(NamedTuple):
@@ -131,20 +132,22 @@ class Dialect(NamedTuple):
 
         column = pc.utf8_trim_whitespace(column)
         filled = column.filter(pc.not_equal(column, ""))
-        looks = {
-            rf"^[-+]?\d{{1,3}}([,.'’{SPACES}]\d{{3}})+([.,]\d+)?$": "text such as {!r}: --thousands",
-            r"^[-+]?\d+,\d+$": "text such as {!r}: --decimal ,",
-            r"^[-+]?[\d.,]+\s*%$": "text such as {!r}",
-            r"^[-+]?\p{Sc}\s*[-+]?[\d.,]+$|^[-+]?[\d.,]+\s*\p{Sc}$": "text such as {!r}",
-        }
-        for pattern, reason in looks.items():
+        ways: list[tuple[int, int, str]] = []  # how many values are numbers, how few options say so, and which
+        for decimal, thousands in LIKELY:
+            like = Dialect(decimal=decimal, thousands=thousands)
+            found = filled.filter(pc.match_substring_regex(filled, like.number))
+            new = found.filter(pc.invert(pc.match_substring_regex(found, self.number)))
+            if len(new) and 2 * len(found) > len(filled):
+                asked = [f"--decimal {decimal}"] * (decimal != self.decimal)
+                if thousands not in ("", self.thousands):
+                    asked.append(f"--thousands {thousands if thousands in ',.' else repr(thousands)}")
+                ways.append((len(found), -len(asked), f"text such as {new[0].as_py()!r}: {' '.join(asked)}"))
+        if ways:
+            return max(ways, key=lambda way: way[:2])[2]
+        for pattern in (r"^[-+]?[\d.,]+\s*%$", r"^[-+]?\p{Sc}\s*[-+]?[\d.,]+$|^[-+]?[\d.,]+\s*\p{Sc}$"):
             found = filled.filter(pc.match_substring_regex(filled, pattern))
             if 2 * len(found) > len(filled):
-                example = found[0].as_py()
-                if not reason.endswith("thousands"):
-                    return reason.format(example)
-                mark = next(c for c in example if c in ",.'’" + SPACES)
-                return f"{reason.format(example)} {repr(' ' if mark in SPACES else mark) if mark not in ',.' else mark}"
+                return f"text such as {found[0].as_py()!r}"
         return "text"
 
 
