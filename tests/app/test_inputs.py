@@ -327,6 +327,8 @@ def test_errors_say_what_was_found(command, tmp_path):
     data.write_text("a\n1.234,50\n")
     said = command.fails("fit", data, "--delimiter", ";", "--decimal", ",", *into, "--force")
     assert said.endswith("got a (text such as '1.234,50': --thousands .)")
+    said = command.fails("fit", data, "--skip-rows", "2", *into, "--force")
+    assert said.endswith("expected a table below 2 lines, got no more lines")
     data.write_text("a\n1.500\n2.5\n")
     said = command.fails("fit", data, "--thousands", ".", *into, "--force")
     assert "column 'a', row 2 below the header: expected a number, got '2.5'" in said  # 25 would be wrong

@@ -87,6 +87,8 @@ class CsvSource(Source):
         if len(first) >= BEGINNING and (stop := text.rfind(b"\n")) > 0:
             text = text[: stop + 1]
         if not text.strip():
+            if (skipped := self.dialect.skip_rows) and first.strip():
+                raise DataError(f"{self._input.name}: expected a table below {skipped} lines, got no more lines")
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
         for option, mark in (("--decimal", self.dialect.decimal), ("--thousands", self.dialect.thousands)):
             if mark == self._delimiter:
