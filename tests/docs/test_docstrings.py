@@ -25,6 +25,7 @@ PUBLIC += [(f"bnorm.distributed.{name}", f) for name in ("dask", "spark", "ray")
 PUBLIC += [(f"bnorm.distributed.{name}", "moments") for name in ("spark", "ray")]
 PUBLIC += [(f"bnorm.interop.{name}", f"{way}_{name}") for name in ("torch", "keras", "flax") for way in ("from", "to")]
 PUBLIC += [("bnorm.interop.onnx", "to_onnx"), *((f"bnorm.interop.{name}", "batch_norm") for name in ("torch", "jax"))]
+LAYERS = [name for name in bnorm.__all__ if hasattr(getattr(bnorm, name), "vjp")]
 NO_CALLS = ("functional", "__version__", "NonFiniteError", "SingleValueError", "Communicator")
 CALLED = [one for one in PUBLIC if one[1] not in NO_CALLS]
 
@@ -73,6 +74,13 @@ def test_methods_describe_the_parameters_that_they_have(module, name):
         if (not of.startswith("_") or of == "__call__") and method.__module__.startswith("bnorm") and "\nParam" in text:
             parameters = [each for each in inspect.signature(method).parameters if each != "self"]
             assert described(text) == parameters, f"{name}.{of}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("method", ["__call__", "backward", "to"])
+def test_help_of_a_layer_is_complete_without_that_of_another(name, method):
+    own = getattr(getattr(bnorm, name), method)
+    assert described(inspect.getdoc(own)) == [each for each in inspect.signature(own).parameters if each != "self"]
 
 
 @pytest.mark.parametrize("cls", [bnorm.Moments, ExactMoments], ids=lambda cls: cls.__name__)

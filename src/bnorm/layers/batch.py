@@ -151,7 +151,27 @@ class BatchNorm(Tracking):
         return own, slots
 
     def backward(self, dy: "ArrayLike | tuple[ArrayLike, ArrayLike | None]", out: ndarray | None = None) -> ndarray:
-        """As `LayerNorm.backward`. All ranks of comm must call it; parameters get gradients of this rank's batch."""
+        """Return the gradient of x, for the last forward, and add the gradients of parameters to their `grad`.
+
+        There is one backward for each forward. If a layer is used several times before the first backward, use `vjp`.
+        All ranks of comm must call it, and the parameters get the gradients of this rank's batch.
+
+        Parameters
+        ----------
+        dy : array_like
+            The gradient of y.
+        out : ndarray, optional
+            An array for dx: dy, the x of the forward, or an array that overlaps no other.
+
+        Returns
+        -------
+        dx : ndarray
+
+        Raises
+        ------
+        RuntimeError
+            If there was no forward since the last backward, or it was inside `no_backward`.
+        """
         if self._group is not None and self._saved is None and self._training:  # an error, on all ranks
             with self._kernels_of_all(self._group).turn("backward"):
                 return super().backward(dy, out)

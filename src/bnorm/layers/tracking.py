@@ -164,7 +164,16 @@ class Tracking(Layer):
             self._moving = self._blocks[-1][0] if self._blocks else self._outside()
 
     def to(self, device: str) -> Self:
-        """As `LayerNorm.to`; it is a RuntimeError inside pooled_stats."""
+        """Move parameters, their gradients and statistics to a device. Return the layer.
+
+        Parameters stay the same objects, so an optimizer may keep them. A saved forward is dropped, as its x is not
+        moved. Inside pooled_stats it is a RuntimeError.
+
+        Parameters
+        ----------
+        device : {"cpu", "cuda"}
+            "cuda" is CuPy's current device.
+        """
         if self._moving not in (None, self._running):
             raise RuntimeError(f"{self._who}: to: expected no pooled_stats around it, got one")
         if devices.arrays_on(self._who, device) is not self._kind:
