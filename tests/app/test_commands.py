@@ -79,6 +79,7 @@ FIT = ["fit", "x.csv", "-o", "s.npz"]
         (["transform", "x.csv", "-o", "y.csv"], "the following arguments are required: --state"),
         (["transform", "x.csv", "--state", "s.npz", "-o", "y.xlsx"], "expected a name that ends in .csv, "),
         (["transform", "x.csv", "--state", "s.npz", "-o", ""], "expected a name that ends in .csv, "),
+        (["transform", "x.csv", "--state", "s.npz", "-o", "new"], "got 'new'; that of a new folder ends in /"),
         (["transform", "x.csv", "--state", "s.npz", "-o", "y.csv", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["merge", "a.npz"], "the following arguments are required: -o/--output"),
         (["show", "a.txt"], "expected a name that ends in .safetensors or .npz, got 'a.txt'"),

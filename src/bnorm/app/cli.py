@@ -89,7 +89,7 @@ def table_name(text: str) -> str:
     try:
         check_suffix(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(f"{error}; that of a new folder ends in /") from None
     return text
 
 
