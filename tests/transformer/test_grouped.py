@@ -108,6 +108,22 @@ def test_halflife_of_rows_that_have_no_weight_left():
     np.testing.assert_allclose(t.vars_[0], one.var_, rtol=1e-12)
 
 
+@pytest.mark.parametrize("by_time", [False, True])
+def test_count_of_the_whole_is_the_weight_left_now(by_time):
+    x = np.array([[0, 1.0, 1.0], [0, 3.0, 2.0], [1, np.nan, 4.0], [1, np.nan, 5.0], [1, np.nan, 6.0]])
+    times = np.arange(5.0)
+    made = GroupedTransformer(0, halflife="2s" if by_time else 2.0)
+    weight = 0.5 ** (np.arange(4, -1, -1) / 2)[:, None] * np.isfinite(x[:, 1:])
+    for cut in ([5], [2, 3], [1, 1, 1, 1, 1], [2, 1, 2]):
+        t, parts = clone(made), np.split(np.arange(5), np.cumsum(cut)[:-1])
+        for rows in parts:
+            t.partial_fit(x[rows], times=times[rows] if by_time else None)
+        np.testing.assert_allclose(t.whole_.count, weight.sum(0), rtol=1e-14)
+        np.testing.assert_allclose(t.whole_.m2 / t.whole_.count, t.whole_.var(), rtol=1e-14)
+    t.partial_fit(np.tile(x[-1:], (5000, 1)), times=np.full(5000, 5000.0) if by_time else None)
+    np.testing.assert_allclose([t.whole_.mean[0], t.whole_.count[0]], [3 - 2 / (1 + 2**0.5), 0], rtol=1e-12, atol=1e-80)
+
+
 def test_halflives_so_short_that_ages_are_infinite():
     x = np.array([[1, 2.0], [1, 5.0], [2, 7.0]])
     t = GroupedTransformer(0, halflife=5e-324, prior=1.0).partial_fit(x).partial_fit(x)

@@ -70,8 +70,8 @@ class GroupedTransformer(
     means_, vars_ : ndarray of shape (n_groups, n_features)
         Mean and variance of each group, without prior; NaN where there was no value.
     whole_ : Moments
-        Count, mean and m2 of all rows, those without a key included. With a half-life, their weights; with a moving
-        average, its mean and variance, and the number of values seen.
+        Count, mean and m2 of all rows, those without a key included. With a half-life, the count is what is left of
+        their weights now; with a moving average, the number of values seen, beside its mean and variance.
     newest_time_ : numpy.datetime64, float or None
         The time of the newest row, a time stamp in UTC or seconds. None unless rows have times.
     key_places_ : list of int

@@ -15,7 +15,7 @@ from bnorm.kernels import cpu
 from bnorm.moments import Moments
 from bnorm.running import Statistics, Step
 from bnorm.transformer.fitted import at_once, ticks
-from bnorm.transformer.group_batches import Batch
+from bnorm.transformer.group_batches import FAINT, Batch
 from bnorm.transformer.key_index import Index
 from bnorm.transformer.keys import Keys
 from bnorm.transformer.times import Zero
@@ -205,9 +205,16 @@ class Groups:
         if self.halflife is None:  # in a moving average too, the values that have been seen
             seen: ndarray = self.arrays["seen"][places]
             return seen
+        faded = self._left(self.arrays["last"][places], self.lengths[places][:, None])
+        left: ndarray = self.arrays["weight"][places] * faded
+        return left
+
+    @np.errstate(over="ignore", under="ignore")
+    def _left(self, last: Any, rows: Any) -> ndarray:
+        """Return what is left now of a weight of 1 at the times `last`. rows: now, if the clock counts rows."""
         newest, zero = self.newest, self.zero
-        now = self.lengths[places][:, None] if newest is None or zero is None else float(newest - zero.origin)
-        left: ndarray = self.arrays["weight"][places] * cpu.halved((self.arrays["last"][places] - now) / self.halflife)
+        now = rows if newest is None or zero is None else float(newest - zero.origin)
+        left: ndarray = cpu.halved((last - now) / self.halflife)
         return left
 
     @np.errstate(under="ignore")  # of variances of tiny values
@@ -259,9 +266,16 @@ class Groups:
         with np.errstate(all="ignore"):
             return np.stack([shift, 1 / scale, center] if inverse else [center, scale, shift], axis=1)
 
+    @np.errstate(under="ignore")
     def moments(self) -> Moments:
-        """Return the moments of the whole; in a moving average, with the number of values seen."""
-        return Moments._from_parts(self.whole.parts())
+        """Return the moments of the whole; in a moving average, with the number of values seen.
+
+        If values fade, the count is what is left of their weights now, but so much that mean and variance remain.
+        """
+        parts = self.whole.parts()
+        if self.whole.last is not None:
+            parts[[0, 2]] *= np.maximum(self._left(self.whole.last, self.whole.rows), FAINT)
+        return Moments._from_parts(parts)
 
 
 def _later(statistics: Statistics, zero: float) -> Statistics:
