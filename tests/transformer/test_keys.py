@@ -216,6 +216,17 @@ def test_errors(column, error, message):
         read("t", [("k", column)])
 
 
+@pytest.mark.parametrize("mixed", [[True, 1], [0, False], [None, True, 1.0], [Decimal(1), np.True_]], ids=str)
+def test_a_bool_is_no_number_in_a_column_of_pandas_or_a_long_one(mixed):
+    pd = pytest.importorskip("pandas", reason="for it, True and 1 are one key")
+    for column in (pd.Series(mixed, dtype=object), np.array(mixed * 1000, object)):
+        with pytest.raises(TypeError, match=r"^t: by: column k: expected keys of one kind, got .* and "):
+            read("t", [("k", column)])
+    for missing in (None, np.nan):
+        keys = read("t", [("k", pd.Series([False, missing, True, np.False_], dtype=object))])
+        assert (keys.kinds, keys.codes.tolist(), keys.keys) == (("bool",), [0, -1, 1, 0], [False, True])
+
+
 def test_types_of_arrow_that_are_no_keys():
     pa = pytest.importorskip("pyarrow", reason="their types")
     for column in (pa.array([[1], [2]]), pa.array([{"a": 1}]), pa.RunEndEncodedArray.from_arrays([2], ["a"])):

@@ -138,12 +138,23 @@ def _factorized(who: str, values: Any) -> Column:
     if not _reads_whole_texts() and _have_zeros(objects := np.asarray(values, object)):
         return _coded(*_objects_apart(who, objects))
     column, places = _objects_apart(who, np.asarray(found, object))  # keys that differ for pandas may be equal here
+    if values.dtype == object and column.kind in (FLAG, NUMBER) and _mix_flags(np.asarray(values)):
+        return _coded(*_objects_apart(who, np.asarray(values)))  # the error names one of each
     return _coded(column._replace(codes=places), codes, in_order=True)
 
 
 @cache
 def _reads_whole_texts() -> bool:
     return len(sys.modules["pandas"].factorize(np.array(["", "\0"], object))[1]) == 2
+
+
+def _mix_flags(values: ndarray) -> bool:
+    """Whether some of these are bools and some are numbers: True equals 1, so pandas finds one key."""
+    given = values.tolist()
+    types = set(map(type, given))
+    flags = types & {bool, np.bool_}
+    numbers = {kind for kind in types - flags if issubclass(kind, Real | Decimal)}
+    return bool(flags and numbers) and any(type(v) in numbers and v == v for v in given)
 
 
 def _have_zeros(values: ndarray) -> bool:
