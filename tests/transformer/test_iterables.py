@@ -151,7 +151,29 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="sample_weight: expected None with an iterable"):
         BatchNormTransformer().fit(batches(), sample_weight=np.ones(35))
     with pytest.raises(ValueError, match="times: expected None with an iterable"):
-        BatchNormTransformer(halflife="1h").fit(batches(), times=np.arange(35))
+        BatchNormTransformer().fit(batches(), times=np.arange(35))
+
+
+@pytest.mark.parametrize(
+    ("settings", "methods", "message"),
+    [
+        ({"momentum": 5}, ["fit", "partial_fit"], "momentum"),
+        ({"halflife": 3.0, "momentum": 0.5}, ["fit", "partial_fit"], "momentum: expected its default"),
+        ({"halflife": "1h"}, ["fit", "partial_fit"], "expected one table, with its times, as halflife='1h'"),
+        ({"window": "1h"}, ["fit", "partial_fit"], "expected one table, with its times, as window='1h'"),
+        ({"window": 7}, ["fit"], "expected one table with window=7, .*: partial_fit takes it"),
+    ],
+    ids=str,
+)
+def test_no_table_is_taken_from_an_iterable_that_is_refused(settings, methods, message):
+    given = batches()
+    for method in methods:
+        with pytest.raises((TypeError, ValueError), match=message):
+            getattr(BatchNormTransformer(**settings), method)(given)
+    fitted = BatchNormTransformer(momentum=None).fit(X).set_params(ddof=1)
+    with pytest.raises(ValueError, match="ddof: expected 0, as this stream began"):
+        fitted.partial_fit(given)
+    assert len(list(given)) == len(ROWS)
 
 
 @pytest.mark.parametrize(

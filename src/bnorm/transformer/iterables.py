@@ -9,7 +9,8 @@ import numpy as np
 from bnorm.datasets import unpacked
 from bnorm.iterating import results
 from bnorm.moments import Moments, Tree
-from bnorm.transformer import array_api
+from bnorm.transformer import array_api, parameters
+from bnorm.transformer.durations import is_duration
 from bnorm.transformer.fitted import at_once
 from bnorm.transformer.known import Known
 from bnorm.transformer.tables import WHO, Table
@@ -22,7 +23,13 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
     """Return all tables as one, read in one pass; whether there were weights, True or None; and an empty array of
     their library, or None.
     """
-    _refuse(sample_weight, times)
+    parameters.check(estimator)
+    _refuse(estimator, sample_weight, times)
+    if estimator.window is not None:
+        raise TypeError(
+            f"{WHO}: X: expected one table with window={estimator.window}, as fit sums several, got an iterable of "
+            "tables: partial_fit takes it"
+        )
     found = aside(estimator)
     tree, rows, weighted, first, names, like = Tree(), 0, None, None, None, None
 
@@ -66,7 +73,11 @@ def known(estimator: Any, items: Any, sample_weight: Any, times: Any) -> tuple[K
 
 def learn(estimator: Any, items: Any, sample_weight: Any, times: Any) -> None:
     """`partial_fit` for every table with rows, or for none of them if there is an error."""
-    _refuse(sample_weight, times)
+    if "_state" in estimator.__dict__:
+        estimator._check_parameters()
+    else:
+        parameters.check(estimator)
+    _refuse(estimator, sample_weight, times)
     moved = copy.deepcopy(estimator)
 
     def fit(i: int, item: Any) -> bool:
@@ -93,7 +104,14 @@ def _rows(X: Any) -> Any:
     return len(X) if isinstance(X, list) else 1
 
 
-def _refuse(sample_weight: Any, times: Any) -> None:
+def _refuse(estimator: Any, sample_weight: Any, times: Any) -> None:
+    """Raise an error for what does not go with an iterable, before its first table is taken: it may not come again."""
+    for name in ("halflife", "window"):
+        if is_duration(length := getattr(estimator, name)):
+            raise TypeError(
+                f"{WHO}: X: expected one table, with its times, as {name}={length!r} is a length of time, got an "
+                "iterable of tables: partial_fit takes each of its tables by itself"
+            )
     for name, value in (("sample_weight", sample_weight), ("times", times)):
         if value is not None:
             also = ": pairs (table, weight) have weights" if name == "sample_weight" else ""
