@@ -152,11 +152,23 @@ def test_a_difference_where_values_fade_is_no_state(rng, way):
     assert (left - left).count.tolist() == [0, 0]
 
 
-def test_what_was_not_there_cannot_be_taken_out(rng):
-    """More observations in all, but fewer of one component."""
+NINE = np.random.default_rng(0).normal(size=(9, 2))
+
+
+@pytest.mark.parametrize(
+    ("of_base", "of_other"),
+    [
+        ([NINE[:3]], [np.where([True, False], np.nan, NINE)]),
+        (list(NINE[:3]), [NINE]),
+        ([np.array([[1.0, np.nan], [2.0, 3.0]])], [np.array([[1.0, 4.0], [2.0, 3.0], [5.0, 6.0]])]),
+    ],
+    ids=["fewer values of one component", "fewer batches", "fewer skipped"],
+)
+def test_what_was_not_there_cannot_be_taken_out(of_base, of_other):
     base, other = RunningNorm(2), RunningNorm(2)
-    base(rng.normal(size=(3, 2)))
-    other(np.where([True, False], np.nan, rng.normal(size=(9, 2))))
+    for rn, batches in ((base, of_base), (other, of_other)):
+        for x in batches:
+            rn(x)
     with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
         other - base
 
@@ -165,23 +177,6 @@ def test_nothing_new_is_as_new(rng):
     rn = RunningNorm(2)
     rn(rng.normal(1e3, 1, size=(50, 2)))
     assert state(rn - rn.copy()) == state(RunningNorm(2))
-
-
-def test_a_base_of_more_batches_but_fewer_values(rng):
-    base, other = RunningNorm(2), RunningNorm(2)
-    for _ in range(3):
-        base(rng.normal(size=2))
-    other(rng.normal(size=(9, 2)))
-    with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
-        other - base
-
-
-def test_a_base_that_has_skipped_what_the_other_has_not():
-    base, other = RunningNorm(2), RunningNorm(2)
-    base(np.array([[1.0, np.nan], [2.0, 3.0]]))
-    other(np.array([[1.0, 4.0], [2.0, 3.0], [5.0, 6.0]]))
-    with pytest.raises(ValueError, match="expected an earlier state of these statistics"):
-        other - base
 
 
 def test_one_new_value_and_new_constants_have_no_spread(rng):
