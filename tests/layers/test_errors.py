@@ -264,9 +264,9 @@ def test_what_cannot_change_after_construction(name):
 # Other ranks ---------------------------------------------------------------------------------------------------------
 
 DIMENSIONS = [
-    ("BatchNorm1d", (4,), "(N, C)"),
-    ("BatchNorm1d", (2, 4, 3, 2), "(N, C, L)"),
-    ("BatchNorm2d", (2, 4, 3), "4 dimensions (N, C, H, W)"),
+    ("BatchNorm1d", (4,), "2 or 3 dimensions (N, C) or (N, C, L)"),
+    ("BatchNorm1d", (2, 4, 3, 2), "2 or 3 dimensions (N, C) or (N, C, L)"),
+    ("BatchNorm2d", (8, 64, 32), "4 dimensions (N, C, H, W)"),
     ("BatchNorm3d", (2, 4, 3, 2), "5 dimensions (N, C, D, H, W)"),
     ("InstanceNorm2d", (2, 4, 3), "4 dimensions (N, C, H, W)"),
     ("InstanceNorm3d", (2, 4, 3, 2), "5 dimensions (N, C, D, H, W)"),
@@ -275,12 +275,6 @@ DIMENSIONS = [
 
 @pytest.mark.parametrize(("name", "shape", "message"), DIMENSIONS)
 def test_the_dimensions_are_named(name, shape, message):
-    with pytest.raises(ValueError, match=rf"^{name}\(64\): expected ") as caught:
-        getattr(bnorm, name)(64)(np.zeros(shape))
-    assert message in str(caught.value) and str(caught.value).endswith(f"got shape {shape}")
-
-
-def test_the_message_of_the_design():
     with pytest.raises(ValueError) as caught:
-        bnorm.BatchNorm2d(64)(np.zeros((8, 64, 32)))
-    assert str(caught.value) == "BatchNorm2d(64): expected 4 dimensions (N, C, H, W), got shape (8, 64, 32)"
+        getattr(bnorm, name)(64)(np.zeros(shape))
+    assert str(caught.value) == f"{name}(64): expected {message}, got shape {shape}"

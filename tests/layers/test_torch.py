@@ -185,15 +185,6 @@ def test_a_state_of_another_layer_is_refused(layer):
         assert np.array_equal(value, before[key])
 
 
-def test_pytorchs_cumulative_average_is_another_one():
-    """`momentum=None` averages the variances of batches there; here it is the variance of all values."""
-    ours, theirs = bnorm.BatchNorm1d(1, momentum=None, ddof=1), nn.BatchNorm1d(1, momentum=None, dtype=torch.float64)
-    for x in ([[1.0], [3.0]], [[11.0], [13.0]]):
-        ours(np.array(x)), theirs(torch.tensor(x, dtype=torch.float64))
-    assert_close(theirs.running_var.numpy(), [2.0], 1e-14)
-    assert_close(ours.running_var, np.var([1, 3, 11, 13], ddof=1, keepdims=True), 1e-13)
-
-
 # PyTorch's ways of making a layer -------------------------------------------------------------------------------------
 
 POSITIONAL = [
