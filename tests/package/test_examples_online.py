@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from examples import needs, parts, shown
+from examples import needs, parts, pictured
 
 NAMES = ["forecast_revin.py", "cartpole_statistics.py"]
 
@@ -17,9 +17,7 @@ def forecast(monkeypatch):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in NAMES])
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
-    picture = tmp_path / "picture"
-    text = shown(monkeypatch, capsys, name, "--quick", "--plot", picture).out
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    text = pictured(monkeypatch, capsys, tmp_path / "picture", name)
     lines = {line[:24].strip(): re.findall(r"\S+", line[20:]) for line in text.splitlines()}
     if name == "forecast_revin.py":
         test = {way: float(lines[way][-1]) for way in ("without RevIN", "RevIN", "RevIN, subtract_last")}

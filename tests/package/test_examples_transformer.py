@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from examples import needs, parts, shown
+from examples import needs, parts, pictured
 
 
 @pytest.fixture
@@ -25,10 +25,7 @@ def numbers(line):
     ],
 )
 def test_quick_run(name, tmp_path, monkeypatch, capsys):
-    picture = tmp_path / "picture"
-    text = shown(monkeypatch, capsys, name, "--quick", "--plot", picture).out
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    lines = text.splitlines()
+    lines = pictured(monkeypatch, capsys, tmp_path / "picture", name).splitlines()
     if name == "learned_scale.py":
         (line,) = [line for line in lines if line.startswith("breast cancer + noise")]
         raw, standardized, learned, gain, error = numbers(line)

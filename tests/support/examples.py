@@ -50,6 +50,14 @@ def shown(monkeypatch, capsys, name: str, *arguments: object):
     return capsys.readouterr()
 
 
+def pictured(monkeypatch, capsys, picture: Path, name: str) -> str:
+    """Run an example quickly. Return what it prints; its picture must be a PNG."""
+    text = shown(monkeypatch, capsys, name, "--quick", "--plot", picture).out
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND\xaeB\x60\x82")
+    return text
+
+
 def parts(monkeypatch, name: str):
     """Return what an example defines. Progress bars and pictures are replaced, so it needs no packages for them."""
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=lambda steps, **_: steps))
