@@ -19,6 +19,10 @@ def table(n=90, features=4, seed=0):
     return np.random.default_rng(seed).normal(3.0, 2.0, (n, features))
 
 
+def scaler():
+    return BatchNormTransformer(momentum=None)
+
+
 def labels(x):
     return np.where(x[:, 0] + x[:, 1] > 6, "b", "a")
 
@@ -237,11 +241,3 @@ def test_what_has_no_partial_fit_is_fitted_on_the_first_batch():
     partial_fit_pipeline(model, frame.assign(b="other"), frame.a, fit_first=True)
     assert columns.named_transformers_["encode"] is encoder
     assert columns.named_transformers_["scale"].n_samples_seen_ == 24
-
-
-# What a pipeline learns from a stream does not depend on how it was cut, if its scalers weigh all rows alike and
-# none stands behind another: then it is what fit learns from everything. Each way of nesting is one entry.
-
-
-def scaler():
-    return BatchNormTransformer(momentum=None)
