@@ -113,12 +113,12 @@ BRIEF, SLOW = 2e-5, 1e-4  # seconds: a small call alone, and on threads that are
 FUTURE = 1e9  # by the real clock, so that a rest does not end during a test
 
 
-def rest_after(*calls, pause=0.0, values=1000, turns=2000):
+def rest_after(*calls, pause=0.0):
     """Make these calls again and again, with a pause after each. Return when the caller rests, and for how long."""
     now = FUTURE
-    for _ in range(turns):
+    for _ in range(2000):
         for took in calls:
-            if rest := judged(now, took, BRIEF, values):
+            if rest := judged(now, took, BRIEF, 1000):
                 return now - FUTURE, rest
             now += took + pause
     return None
@@ -204,13 +204,13 @@ class Always(Clock):
         self.now += SHARED + TURN * late
 
 
-def mean(clock, late, duration=20.0):
+def mean(clock, late):
     """Return what a call takes in the mean."""
 
     @of_a_new_thread
     def calls():
         n = 0
-        while clock.now < duration:
+        while clock.now < 20:
             clock.call(late(clock.now))
             n += 1
         return clock.now / n

@@ -18,9 +18,9 @@ SHAPES = [(8, 17), (1, 5), (17,), (300, 3), (2, 40, 70), (70_000, 2)]  # the las
 DTYPES = ["float32", "float64", "uint8"]
 
 
-def started(size, halflife, seed=0):
+def started(size, halflife):
     """Statistics that have seen something."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     statistics = Statistics(np.zeros(size), np.ones(size), None, from_data=True, halflife=halflife)
     skipped = np.zeros(size, np.int64)
     reference_online.online(rng.normal(3, 2, size=(4, size)), statistics.rule, skipped, 1e-8)

@@ -97,9 +97,9 @@ def that_wakes():
     raise AssertionError(seen)
 
 
-def tried(scenario, times=4):
+def tried(scenario):
     """Run a scenario until it holds: other programs on the cores may make a thread late that should be in time."""
-    for _ in range(times - 1):
+    for _ in range(3):
         try:
             return scenario()
         except AssertionError as error:

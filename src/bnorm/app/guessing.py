@@ -120,7 +120,7 @@ def cast(values: Any, kind: Any, dialect: Dialect = PLAIN) -> Any:
     return dialect.in_plain(values).cast(kind)
 
 
-def casts(values: Any, kind: Any, dialect: Dialect = PLAIN) -> bool:
+def casts(values: Any, kind: Any, dialect: Dialect) -> bool:
     """Whether texts are values of a type."""
     try:
         cast(values, kind, dialect)

@@ -99,7 +99,7 @@ def steps_of(vector: int, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]
     return (HELD, MORE) if vector * ITEMSIZE[dtype] == VECTOR_BYTES else OF_SHORT_VECTORS
 
 
-def row_of(size: int, positions: int, dtype: str, backward: bool = False) -> Row:
+def row_of(size: int, positions: int, dtype: str, backward: bool) -> Row:
     """Return how a row is divided: among as few lanes, each with as few vectors, as can hold it.
 
     backward: x and dy take more registers, so longer rows belong to more threads.
