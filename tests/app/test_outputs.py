@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import child
+from bnorm.app.fitting import Learner
+from bnorm.app.progress import Interrupted
 from commands import names, run_apart, table, write
 
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads and writes files by pyarrow")
@@ -224,9 +226,6 @@ def test_what_is_being_written_is_not_swept(tmp_path):
 @pytest.mark.parametrize("stop", [1, 3, 7])
 def test_resume(command, tmp_path, monkeypatch, way, stop):
     """Interrupted in the middle of a batch, a file, a row group: the end is the same to the last bit."""
-    from bnorm.app import fitting
-    from bnorm.app.progress import Interrupted
-
     x = table(30_000)
     x[::11, 1] = np.nan
     parts = zip(["0.csv", "1.parquet", "2.arrow"], np.array_split(x, 3), strict=True)
@@ -237,7 +236,7 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     want = (tmp_path / "s.npz").read_bytes()
 
     calls, checkpoint = [], tmp_path / "c.npz"
-    add = fitting.Learner.add
+    add = Learner.add
 
     def interrupted(self, pieces):
         calls.append(pieces[0].rows)
@@ -245,13 +244,13 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
             raise Interrupted(130)
         add(self, pieces)
 
-    monkeypatch.setattr(fitting.Learner, "add", interrupted)
+    monkeypatch.setattr(Learner, "add", interrupted)
     done = command.run(*arguments, "--force", "--checkpoint", checkpoint)
     assert done.code == 130
     first, second = done.err.splitlines()
     assert first == "bnorm: interrupted"
     assert second.startswith("bnorm: to continue: bnorm fit ")
-    monkeypatch.setattr(fitting.Learner, "add", add)
+    monkeypatch.setattr(Learner, "add", add)
     seen = command("show", checkpoint, "--json").json["rows"]
     assert seen == sum(calls[:stop]) // 3100 * 3100  # whole batches only
 
@@ -261,16 +260,14 @@ def test_resume(command, tmp_path, monkeypatch, way, stop):
     assert not checkpoint.exists()
 
 
+def interrupted(*_):
+    raise Interrupted(130)
+
+
 @pytest.mark.parametrize("first", ["c.npz", "d.npz"])
 def test_an_interrupt_after_an_interrupt(command, tmp_path, monkeypatch, first):
     """It goes on from the checkpoint that the second command wrote, whatever the first one's was."""
-    from bnorm.app import fitting
-    from bnorm.app.progress import Interrupted
-
-    def interrupted(self, pieces):
-        raise Interrupted(130)
-
-    monkeypatch.setattr(fitting.Learner, "add", interrupted)
+    monkeypatch.setattr(Learner, "add", interrupted)
     fit = ["fit", write(tmp_path / "x.csv", table(100)), "-o", tmp_path / "s.npz"]
     command.run(*fit, "--checkpoint", tmp_path / first)
     done = command.run(*fit, "--resume", tmp_path / first, "--checkpoint", tmp_path / "c.npz")
@@ -281,12 +278,6 @@ def test_an_interrupt_after_an_interrupt(command, tmp_path, monkeypatch, first):
 
 def test_an_interrupt_of_a_command_whose_files_begin_with_a_dash(command, tmp_path, monkeypatch):
     """What continues it stands before the mark behind which all arguments are files."""
-    from bnorm.app.fitting import Learner
-    from bnorm.app.progress import Interrupted
-
-    def interrupted(self, pieces):
-        raise Interrupted(130)
-
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "-x.csv", table(100))
     with monkeypatch.context() as patch:
