@@ -147,7 +147,9 @@ def check_rows(table, eps=1e-5, truth=None, **case):
 @pytest.mark.parametrize("c", CHANNELS)
 def test_float32_far_from_zero(c, ratio):
     for n in SIZES_OF[c]:
-        check_batch_norm(data(n, c, ratio, "f4"), LAYOUTS, n=n)
+        table = data(n, c, ratio, "f4")
+        check_batch_norm(table, LAYOUTS, n=n)
+        check_rows(table, n=n)
 
 
 def test_float32_of_many_values():
@@ -158,13 +160,6 @@ def test_float32_of_many_values():
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_float32_of_very_many_values(ratio):
     check_batch_norm(data(100_000, 1000, ratio, "f4"), (nc, ncl))
-
-
-@pytest.mark.parametrize("ratio", RATIOS)
-@pytest.mark.parametrize("c", CHANNELS)
-def test_float32_rows_far_from_zero(c, ratio):
-    for n in SIZES_OF[c]:
-        check_rows(data(n, c, ratio, "f4"), n=n)
 
 
 @needs_long_double
@@ -226,10 +221,6 @@ def test_hard_data(name, dtype, scale):
 # Statistics that are known -------------------------------------------------------------------------------------------
 
 
-def alternating(middle, step):
-    return np.r_[middle, np.tile([middle - step, middle + step], 500)]
-
-
 NIST = {  # the univariate data sets of accuracy: certified std 1, 0.1, 0.1, 0.1 in decimals
     "NumAcc1": np.array([10000001.0, 10000003.0, 10000002.0]),
     "NumAcc2": np.r_[1.2, np.tile([1.1, 1.3], 500)],
@@ -287,12 +278,15 @@ def test_constant_channels_are_beta(n, dtype):
         m = F.moments(x, axis=axis)
         assert_same([m.mean, m.var()], [constants, np.zeros(c)], layout=layout.__name__)
     rows, row_beta = np.ascontiguousarray(table.T), np.linspace(-3.3, 3.3, n)
-    y, _ = F.layer_norm(rows, np.ones(n), row_beta, normalized_shape=n)
-    assert_same(y, np.tile(row_beta.astype(dtype), (c, 1)))
-    y, _ = F.instance_norm(rows[None], gamma, beta)
-    assert_same(y[0], of_beta.T)
-    y, _ = F.group_norm(rows.reshape(c, n, 1), 1, np.ones(n), row_beta)
-    assert_same(y[..., 0], np.tile(row_beta.astype(dtype), (c, 1)))
+    for eps in (1e-5, 0):
+        y, _ = F.layer_norm(rows, np.ones(n), row_beta, normalized_shape=n, eps=eps)
+        assert_same(y, np.tile(row_beta.astype(dtype), (c, 1)))
+        assert_same(F.layer_norm(rows, normalized_shape=n, eps=eps)[0], np.zeros_like(rows))
+        assert_same(F.layer_norm(rows[:, :1], [3.0], [0.5], normalized_shape=1, eps=eps)[0], np.full((c, 1), 0.5))
+        y, _ = F.instance_norm(rows[None], gamma, beta, eps=eps)
+        assert_same(y[0], of_beta.T)
+        y, _ = F.group_norm(rows.reshape(c, n, 1), 1, np.ones(n), row_beta, eps=eps)
+        assert_same(y[..., 0], np.tile(row_beta.astype(dtype), (c, 1)))
 
 
 @needs_long_double
