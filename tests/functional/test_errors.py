@@ -345,8 +345,7 @@ def test_moments_that_do_not_merge():
             values[0] = 1
 
 
-def test_there_are_enough_bad_calls():
-    assert len(BAD) + len(BAD_BACKWARD) + len(BAD_MOMENTS) >= 60
+def test_every_function_has_bad_calls():
     assert {name for name, *_ in BAD} == set(F.__all__) - {"Saved", "backward", "double_backward"}
 
 
