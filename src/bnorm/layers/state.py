@@ -117,7 +117,7 @@ def _read(
 
     A count of batches is never missing: without one in the state it stays as it is.
 
-    Arrays may be PyTorch's tensors, on any device, and may have additional axes of length 1.
+    Arrays may be PyTorch's tensors, on any device. A number may be an array of one.
     """
     found: dict[str, ndarray] = {}
     wrong, unexpected = [], []
@@ -176,7 +176,7 @@ def _array(name: str, value: Any, like: ndarray) -> ndarray:
         value = value.detach().cpu()
         value = value.double() if value.is_floating_point() else value  # NumPy has no bfloat16
     a = checks.real(name, "value", value)
-    if _without_ones(a.shape) != _without_ones(like.shape):
+    if a.shape != like.shape and (like.shape, a.shape) != ((), (1,)):  # early versions of PyTorch had no shape ()
         raise ValueError(f"{name}: shape {a.shape} instead of {like.shape}")
     if like.dtype.kind == "i" and not ((np.abs(a) < 2.0**63) & (a == np.floor(a))).all():
         raise ValueError(f"{name}: {a} instead of an integer")
@@ -206,10 +206,6 @@ def _warn_of_lost_counts(
             UserWarning,
             stacklevel=checks.user_level(),
         )
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
 
 
 def _described(expected: Mapping[str, ndarray]) -> str:
