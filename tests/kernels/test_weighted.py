@@ -120,6 +120,25 @@ def test_light_values_far_away_cost_no_digit(shape, dtype):
     assert_close(found[2], m2, 1e-13 * m2, shape=shape)
 
 
+@every_shape
+@together(far=[1e18, 1e30, -1e90], dtype=["f4", "f8"])
+@pytest.mark.parametrize("skipna", [False, True])
+def test_a_first_value_far_away_of_almost_no_weight_costs_no_digit(shape, far, dtype, skipna):
+    """The mean that is found about it may be 1e14 standard deviations off, and so is no center yet."""
+    x, weight = example(shape)
+    x, first = x.astype(dtype), (0, slice(None), *[0] * (len(shape) - 2))
+    weight[0, 0] = 0.0
+    if skipna:
+        x[(-1, 1, *first[2:])] = np.nan
+    want = cpu.moments(x, weight, skipna)
+    x[first], weight[0, 0] = far if dtype == "f8" else np.sign(far) * 1e18, 1e-290
+    count, mean, m2, low = cpu.moments(x, weight, skipna)
+    std = np.sqrt(want[2] / want[0])
+    assert_close(count, want[0], 4e-16 * want[0])
+    assert_close(mean + low, want[1] + want[3], 1e-14 * std)
+    assert_close(m2, want[2], 1e-13 * want[2])
+
+
 @pytest.mark.parametrize("n", [100, 500, 1000, 2000, 5000])
 @pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
 def test_equal_terms_are_not_all_rounded_the_same_way(n, weight):

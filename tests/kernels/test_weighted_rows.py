@@ -91,6 +91,18 @@ def test_only_the_shares_of_a_sample_count(backend, dtype, size):
     assert_close(more_dx, dx, 64 * unit, backend=backend.name)
 
 
+@each_backend(dtype=["float32", "float64"], far=[1e18, -1e30])
+def test_a_first_value_far_away_of_almost_no_weight(backend, dtype, far):
+    x, _, gamma, beta, weight = problem((3, 2, 2, 400), dtype, whole=True)
+    weight[:-1, 0] = 0
+    want = backend("rows_forward", x, gamma, beta, 1e-5, VARIANCE, IDENTITY, None, None, weight)
+    x[..., 0], weight[:-1, 0] = far, 1e-290
+    got = backend("rows_forward", x, gamma, beta, 1e-5, VARIANCE, IDENTITY, None, None, weight)
+    unit = EPS[np.dtype(dtype)]
+    assert_close(got[1], want[1], 8 * unit * (1 + np.abs(want[1])), backend=backend.name)
+    assert_close(got[2], want[2], 8 * unit * want[2], backend=backend.name)
+
+
 @each_backend(dtype=DTYPES)
 def test_of_weights_alike_the_numbers_are_those_without(backend, dtype):
     x, dy, gamma, beta, _ = problem((3, 2, 2, 40), dtype, whole=True)

@@ -8,8 +8,8 @@
 # is small, and each later block is at most three times as long as all blocks before it.
 #
 # Uses Block, begin_sums, centered_planes, columns_of, gather, gather_sums, planes_of, pour, row_weights, spread,
-# values_of, weights_of_row, width_of, zero (channel_columns), centered_sums, exact_sums (channel_sums), recenter,
-# weighted_moments (channel_weighted).
+# values_of, weights_of_row, width_of, zero (channel_columns), centered_sums, exact_sums (channel_sums), MOST_CENTERS,
+# recenter, weighted_moments (channel_weighted).
 # Gives Parts, add_unmarked, block_moments, careful_moments, careful_sums.
 
 cdef enum:
@@ -112,6 +112,7 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, const int*
     """
     cdef double[WIDE] center, count, s, q
     cdef Py_ssize_t c
+    cdef int _
     cdef bint fresh = False
     for c in range(b.channels):
         center[c] = to.mean[c] + to.low[c]
@@ -119,7 +120,9 @@ cdef void careful_moments(const real* x, const Block* b, bint skipna, const int*
     if fresh:
         first_values(x, b, skipna, to.n, center)
     careful_sums(x, b, skipna, center, count, s, q)
-    if recenter(b.channels, count, 1, s, q, to.n, center):
+    for _ in range(MOST_CENTERS):
+        if not recenter(b.channels, count, 1, s, q, to.n, center):
+            break
         careful_sums(x, b, skipna, center, count, s, q)
     for c in range(b.channels):
         if odd[c] and count[c] > 0.0:

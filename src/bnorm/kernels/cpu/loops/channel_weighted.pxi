@@ -3,16 +3,18 @@
 # Blocks are summed about a center in float64, as in channel_moments.pxi. There the center of a block is near enough
 # since no block has more than three times as many values as those before it. But weights may grow without bound from
 # block to block. So a block that weighs more than three times as much as those before it is summed again if its center
-# turns out to be far from its mean.
+# turns out to be far from its mean. That mean may be far off too, by 2^-52 of its distance from the first center, which
+# may be a value of almost no weight. So this is repeated until the center is near.
 #
 # Uses Block, Folds, begin_sums, columns_of, gather_sums, is_mask, lane_sum, values_of, weights_at, weights_from
 # (channel_columns), Parts, add_unmarked, careful_moments (channel_moments), has_planes, in_columns, in_eights,
 # sums_of_columns, sums_of_planes, sums_of_rows (channel_weights).
-# Gives fold_weights, halve, largest_weight, recenter, weight_of, weighted_moments.
+# Gives MOST_CENTERS, fold_weights, halve, largest_weight, recenter, weight_of, weighted_moments.
 
 cdef enum:
     FOLD = 512      # weights that are summed as eight rows of LANES
     SIDE = 16       # weights that are compared side by side
+    MOST_CENTERS = 24   # of a block: each is 15 digits nearer to the mean, and the squares of 308 digits are finite
 
 
 cdef inline double lesser(double a, double b) noexcept nogil:
@@ -186,6 +188,7 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
     """block_moments with weights."""
     cdef double[WIDE] center, s, q
     cdef Py_ssize_t c, p, row = b.widen * b.run, n = values_of(b)
+    cdef int _
     cdef int[WIDE] odd
     cdef double count = known_weight(b)
     cdef bint holes = False
@@ -212,7 +215,9 @@ cdef void weighted_moments(const real* x, const Block* b, bint skipna, Parts to)
         bn_share_number(b.total, count)
     if not 1.0 / count < INFINITY:
         return
-    if recenter(b.channels, &count, 0, s, q, to.n, center):
+    for _ in range(MOST_CENTERS):
+        if not recenter(b.channels, &count, 0, s, q, to.n, center):
+            break
         weighted_sums(x, &again, center, s, q)
     for c in range(b.channels):
         odd[c] = q[c] != q[c]

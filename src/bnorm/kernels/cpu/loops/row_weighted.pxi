@@ -1,7 +1,7 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only the ratios of weights matter to a
 # row, so they are divided by a power of two near the largest, and then fit the type of x.
 #
-# Uses is_mask, weights_from (channel_columns), Output (channel_maps), largest_weight, recenter, weight_of
+# Uses is_mask, weights_from (channel_columns), Output (channel_maps), largest_weight, MOST_CENTERS, recenter, weight_of
 # (channel_weighted), sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable, walk_on
 # (row_sums).
 # Gives weighted_backward, weighted_forward.
@@ -87,6 +87,7 @@ cdef void weighted_moments_of_row(
     cdef Py_ssize_t runs = max(<Py_ssize_t>1, min(<Py_ssize_t>TOGETHER, WEIGHTED // max(<Py_ssize_t>1, inner)))
     cdef Py_ssize_t at = row * job.channels * inner, here
     cdef bint about_zero = job.rule == BN_MEAN_SQUARE
+    cdef int _
     while k < job.channels and all > 0.0:
         runs = min(runs, job.channels - k)
         i = 0
@@ -100,7 +101,9 @@ cdef void weighted_moments_of_row(
                 if not about_zero:
                     center = <double><real>(x[at + first] if count == 0.0 else mean + low)
                 squares_of_runs(runs, n, inner, x + here, total - here, w + i, some, center, &s, &q)
-                if not about_zero and recenter(1, &some, 0, &s, &q, &count, &center):
+                for _ in range(0 if about_zero else MOST_CENTERS):
+                    if not recenter(1, &some, 0, &s, &q, &count, &center):
+                        break
                     center = <double><real>center
                     squares_of_runs(runs, n, inner, x + here, total - here, w + i, some, center, &s, &q)
                 if about_zero:
