@@ -227,6 +227,10 @@ def test_long_rows(means):
         ("a,b\n—,1\n—,2\n3,4\n", ["--null-values", "—"], {"a": 3.0, "b": 7 / 3}),
         ("caf\xe9,b\n1,2\n".encode("latin-1"), ["--encoding", "latin-1"], {"café": 1.0, "b": 2.0}),
         ("made by\n\"x\na,b\n1,2\n", ["--skip-rows", "2"], {"a": 1.0, "b": 2.0}),
+        ("by\r\nx\r\na,b\r\n1,2\r\n", ["--skip-rows", "2"], {"a": 1.0, "b": 2.0}),
+        ("by\rx\ra,b\r1,2\r", ["--skip-rows", "2"], {"a": 1.0, "b": 2.0}),
+        ("by\rx\n\r\na,b\r\n1,2\r\n", ["--skip-rows", "3"], {"a": 1.0, "b": 2.0}),
+        ("by\ra;b\r1,5;2\r", ["--skip-rows=1", "--delimiter=;", "--decimal=,"], {"a": 1.5, "b": 2.0}),
         ("a,b\n1,2\nn/k,4\n3,6\n", ["--on-error", "null"], {"a": 2.0, "b": 4.0}),
         ("a,b\n 1 ,2\n NA,4\n    ,6\n3,\t\n", [], {"a": 2.0, "b": 4.0}),
         ("a,b\n      -999,1\n2, -999  \n4,\t -999\n", ["--null-values=-999"], {"a": 3.0, "b": 1.0}),
@@ -430,13 +434,16 @@ def test_pieces_are_the_same_beside_times(tmp_path, small_batches, suffix, form)
     assert len(whole) > 10
 
 
-@pytest.mark.parametrize("before", [b"made by\n", b"\n" * 3000, b"a" * 40_000 + b"\n", b'"open\nb\n'])
+@pytest.mark.parametrize(
+    "before",
+    [b"made by\n", b"\n" * 3000, b"\r\n" * 3000, b"\r" * 700, b"a" * 40_000 + b"\n", b'"open\nb\n', b"a\rb\r\n"],
+)
 def test_lines_before_the_header_move_no_end_of_a_batch(command, tmp_path, small_batches, before):
     """So the statistics of a file are the same to the last bit with them and without."""
     from bnorm.app.dialects import Dialect
 
     data = write(tmp_path / "x.csv", table(8000))
-    more, lines = tmp_path / "y.csv", before.count(b"\n")
+    more, lines = tmp_path / "y.csv", len(before.splitlines())
     more.write_bytes(before + data.read_bytes())
     for skip in (0, 700, 5000):
         assert ends(more, skip, Dialect(skip_rows=lines)) == ends(data, skip)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from bnorm.app.opening import Bytes
 BLOCK = 1 << 21  # bytes of a block: if it was half as large, reading would take a tenth more time in all
 LONGEST = 1 << 26  # bytes of a row
 QUOTE, NEWLINES = 34, b"\r\n"
+LINE_END = re.compile(rb"\n|\r(?=[^\n])")  # as pyarrow's reader; after a last CR there may be an LF
 
 
 class LongRowError(Exception):
@@ -37,6 +39,11 @@ def blocks(stream: Bytes, size: int, delimiter: str) -> Iterator[Any]:
             yield None
             raise LongRowError("a quote is never closed")
         yield _owned(rest + b"\n", len(rest) + 1)
+
+
+def after_lines(text: bytes, lines: int) -> int:
+    """The place below so many lines, whatever quotes are in them; the end if there are fewer."""
+    return next((found.end() for found in islice(LINE_END.finditer(text), lines - 1, lines)), len(text)) if lines else 0
 
 
 def _owned(data: bytes, size: int) -> Any:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from bnorm.app.csv_blocks import BLOCK, LONGEST, LongRowError, blocks
+from bnorm.app.csv_blocks import BLOCK, LINE_END, LONGEST, LongRowError, after_lines, blocks
 from bnorm.app.dialects import NULLS, Dialect, doubts
 from bnorm.app.errors import DataError, NotANumberError
 from bnorm.app.opening import BOMS, Bytes, Input, Recoded, Unpacked, codec_of
@@ -67,23 +67,24 @@ class CsvSource(Source):
 
     def _looked_at(self, stream: Bytes) -> bytes:
         """Return the beginning, with at least the first two lines. Make blocks large enough for such lines."""
-        size, lines = BEGINNING, 2 + self.dialect.skip_rows
+        size, skip = BEGINNING, self.dialect.skip_rows
         first = stream.peek(size)
         if b"\0" in first:
             raise DataError(f"{self._input.name}: expected text, got bytes of zero: no CSV file, or another --encoding")
-        while len(first) == size < LONGEST and first.count(b"\n") < lines:
+        while len(first) == size < LONGEST and first.count(b"\n", after_lines(first, skip)) < 2:
             size *= 4
             first = stream.peek(size)
-        if len(first) >= LONGEST and first.count(b"\n") < lines - 1:
+        table = first[after_lines(first, skip) :]
+        if len(first) >= LONGEST and b"\n" not in table:
             raise DataError(f"{self._input.name}: expected a first row that ends within {LONGEST >> 20} MiB")
-        longest = max(map(len, first.split(b"\n", lines)[self.dialect.skip_rows : lines]), default=0)
+        longest = max(map(len, table.split(b"\n", 2)[:2]))
         while self._block < min(LONGEST, 4 * longest):
             self._block *= 4
         return first
 
     def _beginning(self, first: bytes) -> tuple[list[str], list[Any]]:
         """Return the names of the columns, and the columns of the rows at the beginning."""
-        text = first.split(b"\n", self.dialect.skip_rows)[-1].removeprefix(codecs.BOM_UTF8)
+        text = first[after_lines(first, self.dialect.skip_rows) :].removeprefix(codecs.BOM_UTF8)
         if len(first) >= BEGINNING and (stop := text.rfind(b"\n")) > 0:
             text = text[: stop + 1]
         if not text.strip():
@@ -92,7 +93,7 @@ class CsvSource(Source):
             raise DataError(f"{self._input.name}: expected a table, got an empty file")
         for option, mark in (("--decimal", self.dialect.decimal), ("--thousands", self.dialect.thousands)):
             if mark == self._delimiter:
-                self._refuse_between_values(option, text.partition(b"\n")[2] if self.dialect.header else text)
+                self._refuse_between_values(option, text[after_lines(text, self.dialect.header) :])
         found = self._look(text)
         try:
             names = [name.encode("latin-1").decode() for name in found.schema.names]
@@ -230,9 +231,9 @@ class CsvSource(Source):
         """Leave out the lines before the header, and the mark that some programs put before all text in UTF-8."""
         for _ in range(self.dialect.skip_rows):
             size = self._block
-            while (stop := stream.peek(size).find(b"\n") + 1) == 0 and len(stream.peek(size)) == size:
+            while (found := LINE_END.search(stream.peek(size))) is None and len(stream.peek(size)) == size:
                 size *= 2
-            stream.read(stop or size)
+            stream.read(found.end() if found else size)
         if stream.peek(3) == codecs.BOM_UTF8:
             stream.read(3)
 
