@@ -209,6 +209,7 @@ def test_keys_that_pandas_cannot_look_up():
         ([Decimal("0.10000000000000000000001")], ValueError, "expected decimals with the digits of a float, got 0.10"),
         ([Decimal(2**63 + 1)], ValueError, "expected decimals with the digits of a float, got 9223372036854775809"),
         (np.array([1], "M8[ns]"), ValueError, "expected times that microseconds can hold"),
+        ([dt.datetime(2020, 1, 1, tzinfo=dt.tzinfo())], TypeError, "expected time stamps whose zone has an offset"),
     ],
 )
 def test_errors(column, error, message):

@@ -209,6 +209,11 @@ def test_a_column_of_times_is_no_feature():
     np.testing.assert_allclose(out, want.transform(x), rtol=1e-14)
 
 
+class WithoutOffset(dt.tzinfo):
+    def utcoffset(self, _):
+        return None
+
+
 def test_bad_calls_change_nothing():
     x, times = table(10), seconds(np.arange(10.0))
     _, _, made = frames()
@@ -221,6 +226,8 @@ def test_bad_calls_change_nothing():
     secs = BatchNormTransformer(halflife="5s").fit(x, times=np.arange(10.0))
     zoned = [v.replace(tzinfo=dt.UTC) for v in times.astype("M8[us]").tolist()]
     mixed = [zoned[0], *times[1:].astype("M8[us]").tolist()]
+    lost = [[v.replace(tzinfo=zone()) for v in zoned] for zone in (WithoutOffset, dt.tzinfo)]
+    lost.append([zoned[0].replace(fold=1), *lost[0][1:]])
     calls = [
         (t, {"X": x}, "times: expected the time of each row"),
         (t, {"X": x, "times": nat}, "NaT in row 4"),
@@ -231,6 +238,7 @@ def test_bad_calls_change_nothing():
         (t, {"X": x, "times": zoned}, "expected time stamps without a zone, as this stream began, got time stamps wi"),
         (t, {"X": x, "times": mixed}, "some of each"),
         (t, {"X": x, "times": [zoned[0].date(), *zoned[1:]]}, "some of each"),
+        *((t, {"X": x, "times": stamps}, r"^BatchNormTransformer: times: .* an offset from UTC") for stamps in lost),
         (t, {"X": x, "times": "ts"}, "name of one column"),
         (t, {"X": made["pandas"][:10], "times": "when"}, "name of one column"),
         (t, {"X": x, "times": ["a"] * 10}, "expected time stamps"),

@@ -322,7 +322,7 @@ def _kind_of(who: str, value: Any) -> tuple[str, Any]:
         number = float(value)
         return NUMBER, int(number) if number == number // 1 and abs(number) <= MOST else number
     if isinstance(value, date | np.datetime64):
-        exact = np.datetime64(in_utc(value))
+        exact = np.datetime64(in_utc(who, value))
         if exact.astype(UNIT) != exact:
             raise ValueError(f"{who}: expected times that microseconds can hold, got {exact}")
         return TIME, int(exact.astype(UNIT).astype(np.int64))

@@ -207,15 +207,15 @@ def _of_objects(who: str, a: ndarray) -> tuple[ndarray, str]:
     zoned = {_zone(v) is not None for v in a}
     if len(zoned) > 1:
         raise ValueError(f"{who}: times: expected all time stamps with a zone or all without, got some of each")
-    exact = [in_utc(v) for v in a]
+    exact = [in_utc(f"{who}: times", v) for v in a]
     _of_stamps(who, np.array(exact, "datetime64[us]"))  # raises an error for years outside the range of nanoseconds
     return np.array(exact, "datetime64[ns]"), ZONED if True in zoned else NAIVE
 
 
 def _of_one_type(given: list[Any]) -> tuple[ndarray, str] | None:
     """Return the times if all are days, Python's stamps or pandas', whose numbers are read at once: to convert one,
-    NumPy takes a microsecond. None for anything else, for stamps some of which have a zone, and for those of pandas
-    that 64 bits of nanoseconds do not hold.
+    NumPy takes a microsecond. None for anything else, for stamps some of which have a zone, or one without an offset,
+    and for those of pandas that 64 bits of nanoseconds do not hold.
     """
     types, n = set(map(type, given)), len(given)
     if types == {date}:
@@ -233,17 +233,28 @@ def _of_one_type(given: list[Any]) -> tuple[ndarray, str] | None:
         except OverflowError:
             return None
     epoch = EPOCH.replace(tzinfo=UTC) if kind == ZONED else EPOCH
-    since = [v - epoch for v in given]
+    try:
+        since = [v - epoch for v in given]
+    except (TypeError, NotImplementedError):
+        return None
     parts = ("days", "seconds", "microseconds")
     days, seconds, rest = (np.fromiter(map(attrgetter(part), since), np.int64, n) for part in parts)
     return ((days * 86400 + seconds) * 10**6 + rest).view("datetime64[us]"), kind
 
 
-def in_utc(v: Any) -> Any:
+def in_utc(who: str, v: Any) -> Any:
     """Return a time stamp of Python, pandas or NumPy, or a day, for NumPy: without a zone, in UTC if it had one."""
     if hasattr(v, "to_datetime64"):  # the result of pandas is in UTC already
         return v.to_datetime64()
-    return v if _zone(v) is None else v.astimezone(UTC).replace(tzinfo=None)
+    if _zone(v) is None:
+        return v
+    try:
+        offset = v.utcoffset()
+    except NotImplementedError:
+        offset = None
+    if offset is None:  # astimezone would take it for a local time
+        raise TypeError(f"{who}: expected time stamps whose zone has an offset from UTC, got {v!r:.120}")
+    return v.astimezone(UTC).replace(tzinfo=None)
 
 
 def _zone(v: Any) -> Any:
