@@ -43,13 +43,29 @@ def _dask_frame(x):
     return pytest.importorskip("dask.dataframe").from_pandas(frame, npartitions=2)
 
 
+def _nullable(x):
+    pd = pytest.importorskip("pandas")
+    return pd.DataFrame({"a": pd.array(x[:, 0], {"i": "Int64", "u": "UInt64"}[x.dtype.kind])})
+
+
+def _nullable_in_dask(x):
+    return pytest.importorskip("dask.dataframe").from_pandas(_nullable(x), npartitions=2)
+
+
+def _in_arrow_in_pandas(x):
+    pytest.importorskip("pyarrow", exc_type=ImportError, reason="columns of pandas in its memory")
+    return pytest.importorskip("pandas").DataFrame({"a": x[:, 0]}).astype(f"{x.dtype.name}[pyarrow]")
+
+
 def _arrow(x):
     pa = pytest.importorskip("pyarrow", exc_type=ImportError, reason="a table of pyarrow")
     column = pa.array(np.insert(x[:, 0], 2, 7), mask=np.arange(len(x) + 1) == 2)
     return pa.concat_tables([pa.table({"a": column.slice(a, n)}) for a, n in ((0, 2), (2, 3))])
 
 
-@pytest.mark.parametrize("of", [np.asfortranarray, _dask, _dask_frame, _arrow])
+@pytest.mark.parametrize(
+    "of", [np.asfortranarray, _dask, _dask_frame, _nullable, _nullable_in_dask, _in_arrow_in_pandas, _arrow]
+)
 @pytest.mark.parametrize("kind", [np.int64, np.uint64], ids=lambda kind: kind.__name__)
 def test_integers_are_not_rounded(of, kind):
     """Arrow's have a missing value too, alone in its batch or not."""
@@ -60,6 +76,16 @@ def test_integers_are_not_rounded(of, kind):
     if of is _arrow:
         check(exact().partial_fit(table[:3]).partial_fit(table[3:]), want)
         check(exact().fit(table, sample_weight=[3, 1, 9, 0, 2]), F.moments(LARGE, exact=True, weight=[3, 1, 0, 2]))
+
+
+def test_integers_of_several_types_of_pandas():
+    """One with a missing value makes floats of all."""
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": pd.array(LARGE[:, 0], "Int64"), "b": pd.array([1, 2, 3, 4], "UInt8"), "c": LARGE[:, 0]})
+    check(exact().fit(frame), F.moments(np.concatenate([LARGE, [[1], [2], [3], [4]], LARGE], 1), exact=True))
+    frame.loc[1, "b"] = pd.NA
+    x = np.concatenate([LARGE, [[1], [np.nan], [3], [4]], LARGE], 1)
+    check(exact().fit(frame), F.moments(x, exact=True, skipna=True))
 
 
 @pytest.mark.parametrize("ddof", [0, 1])

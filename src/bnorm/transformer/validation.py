@@ -1,7 +1,7 @@
 """Validation of tables by scikit-learn's rules and with its error messages."""
 
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
@@ -155,15 +155,20 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
 def of_frame(validate: partial[Any], X: Any, types: Set[np.dtype[Any]]) -> ndarray | None:
     """The values of a pandas frame of floats and integers, as validation would return them; else None.
 
-    scikit-learn takes half a millisecond for any frame. Of such a frame only the names of the columns need a look.
+    scikit-learn takes half a millisecond for any frame. Of such a frame only the names of the columns need a look. It
+    would also make floats of pandas' own integers, and those above 2^53 would lose digits.
     types: those that validation does not convert.
     """
     pandas = sys.modules.get("pandas")
     if pandas is None or type(X) is not pandas.DataFrame or not X.size:
         return None
-    if not all(isinstance(kind, np.dtype) and kind.isnative and kind.kind in "fiu" for kind in X.dtypes.to_numpy()):
+    kinds = X.dtypes.to_numpy()
+    if all(isinstance(kind, np.dtype) and kind.isnative and kind.kind in "fiu" for kind in kinds):
+        x: ndarray = X.to_numpy()
+    elif (whole := _integers(kinds)) is None or whole not in types or X.isna().to_numpy().any():
         return None
-    x: ndarray = X.to_numpy()
+    else:
+        x = X.to_numpy(whole)
     if x.dtype not in types:
         return None
     if validate.func is validate_data:
@@ -171,6 +176,12 @@ def of_frame(validate: partial[Any], X: Any, types: Set[np.dtype[Any]]) -> ndarr
         if reset or not named(validate.args[0], X.columns.tolist()):
             validate(X, skip_check_array=True)
     return x
+
+
+def _integers(kinds: Iterable[Any]) -> np.dtype[Any] | None:
+    """The dtype of an array of columns of these types, if all are integers, of NumPy or pandas; else None."""
+    found = [kind if isinstance(kind, np.dtype) else getattr(kind, "numpy_dtype", None) for kind in kinds]
+    return np.result_type(*found) if all(kind is not None and kind.kind in "iu" for kind in found) else None
 
 
 def _is_sparse(X: Any) -> bool:
