@@ -1,6 +1,8 @@
 """Running statistics of a batch norm layer: how they move, what keeps them, what they survive."""
 
 import warnings
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -232,6 +234,34 @@ def test_a_channel_that_is_not_finite_is_left_alone(bad, momentum):
     assert np.isfinite(bn.running_mean).all()
     with pytest.warns(RuntimeWarning):
         bnorm.BatchNorm1d(C)(with_bad_channel(bad))  # another layer says so itself
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (bnorm.BatchNorm1d, (6, C)),
+        (partial(bnorm.BatchNorm1d, momentum=None), (6, C)),
+        (partial(bnorm.BatchNorm1d, ddof=1), (2, C)),
+        (partial(bnorm.InstanceNorm1d, track_running_stats=True), (6, C, 5)),
+    ],
+)
+def test_a_warning_that_is_an_error_changes_nothing(layer, shape, bad):
+    """The square of 1e25 is no float32, but the statistics of a pool hold it until its end."""
+    bn, x = layer(C, dtype="float32"), rng.standard_normal(shape)
+    bn(x)
+    before, saved = held(bn), bn._saved
+    x[(0, 2, *[0] * (len(shape) - 2))] = bad
+    pooled = getattr(bn, "pooled_stats", nullcontext)
+    for block in (nullcontext, nullcontext, pooled):
+        with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match="1 of 4 channels"), block():
+            warnings.simplefilter("error")
+            bn(x)
+        assert held(bn) == before
+        assert bn._saved is saved or block is pooled
+    with pytest.warns(RuntimeWarning, match="1 of 4 channels"):
+        bn(x)
+    assert bn.num_batches_skipped == 1
 
 
 def test_a_skipped_channel_has_not_been_seen():

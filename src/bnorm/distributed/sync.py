@@ -17,7 +17,7 @@ from numpy import ndarray
 from bnorm.distributed.communicator import Communicator, Turn
 from bnorm.kernels import cpu, moved
 from bnorm.kernels.activation import IDENTITY, Activation
-from bnorm.kernels.rule import Rule
+from bnorm.kernels.rule import Rule, any_huge
 from bnorm.passes import ChannelSaved, Gradients
 
 
@@ -80,10 +80,11 @@ class Shared:
             return None
         self._count, self._rows = float(merged[0, 0]), positions
         self._parts = moved(merged, type(parts)) if self._count else parts  # parts without any value have mean 0
-        if running is not None and running.nonfinite == "raise":  # a trial, before anything is written to
-            self.settle(running.copy())
+        left = 0
+        if running is not None and (running.nonfinite == "raise" or (type(parts) is ndarray and any_huge(merged))):
+            left = self.settle(running.copy())  # a trial, before anything is written to
         stats = kernels.finish(self._parts, gamma, beta, eps)
-        return kernels.normalize(x, stats, act, out), stats, self._count, 0
+        return kernels.normalize(x, stats, act, out), stats, self._count, left
 
     def settle(self, rule: Rule, *_: Any) -> Any:
         """Update statistics by the batch of all ranks."""

@@ -174,18 +174,18 @@ def forward(
 
     If mean and var are given, this is inference: there is no reduction, and weight has no effect. Otherwise mean and
     var are those of the batch. running: the rule of the statistics that `settle` will update by this batch; with
-    "raise" they are tested here. left: for the argument of `settle` of this name.
+    "raise" they are tested here. left: for the argument of `settle` of this name, the number of channels it will skip.
     """
-    count = float(x.shape[0] * prod(x.shape[2:]))
+    count, left = float(x.shape[0] * prod(x.shape[2:])), 0
     if mean is not None and var is not None:
         stats = known(mean, var, gamma, beta, eps)
     else:
         count = count if weight is None else float(weight.sum())
         parts = moments(x, weight)
         stats = finish(parts, gamma, beta, eps)
-        if running is not None and running.nonfinite == "raise":
-            settle(running.copy(), stats, count, x.size)
-    return normalize(x, stats, act, out), stats, count, 0
+        if running is not None:
+            left = settle(running.copy(), stats, count, x.size)
+    return normalize(x, stats, act, out), stats, count, left
 
 
 @np.errstate(all="ignore")

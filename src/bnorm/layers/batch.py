@@ -124,6 +124,8 @@ class BatchNorm(Tracking):
                 raise self._not_finite(error) from None
             if saved.frozen:
                 moving = None
+            elif saved.left and type(saved.left) is int:  # on a device it is known only after the update
+                self._warn_once(saved.left)
         else:
             keeps = not OPEN or not drops(self)
             y, saved = known_forward(who, x, seen, gamma, beta, known, eps, act, weight, out, given, keeps)
@@ -199,6 +201,8 @@ class BatchNorm(Tracking):
         with self._block(pool):
             yield
         try:
+            if self._kind is ndarray and not self._warned:
+                self._warn_once(running.copy().commit(pool, replace))
             skipped = running.commit(pool, replace)
         except FloatingPointError as error:
             raise self._not_finite(error) from None

@@ -11,6 +11,7 @@ from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
+from bnorm.kernels.rule import any_huge
 from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.documents import OF_CALLS, normalizes, public
 from bnorm.layers.shapes import wrong_shape
@@ -89,9 +90,11 @@ class InstanceNorm(Tracking):
                 self._layout = layout if type(x) is ndarray else None
             rows = block, layout
             if self._training and self._moving is not None and x.size:
-                kernels = BACKENDS[type(x)]
+                kernels, typical = BACKENDS[type(x)], x.size / self._num_features
                 parts = self._parts(x, rows, weight)  # before y, as `out` may be x
                 moving = None if parts is None else self._moving
+                if moving is not None and type(parts) is ndarray and not self._warned and any_huge(parts):
+                    self._warn_once(kernels.move(moving.rule.copy(), parts, None, None, None, 0, 1, typical))
             y, saved = row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given, None, weight, keeps)
         if OPEN and keeps:
             keep(self, saved)
@@ -99,7 +102,7 @@ class InstanceNorm(Tracking):
             self._saved = saved
         if moving is not None:
             # As in batch norm, this call and the lines above it are all that changes the layer.
-            left = kernels.move(moving.rule, parts, None, None, None, 0, 1, x.size / self._num_features)
+            left = kernels.move(moving.rule, parts, None, None, None, 0, 1, typical)
             if left:
                 self._warn_once(left)
         return y

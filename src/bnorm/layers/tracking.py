@@ -205,8 +205,9 @@ class Tracking(Layer):
         return ""
 
     def _warn_once(self, channels: int) -> None:
+        """Warn of channels that a batch has skipped, or will skip: a warning may be an error, after which nothing has
+        changed."""
         if channels and not self._warned:
-            self._warned = True
             warnings.warn(
                 f"{self._who}: {channels} of {self._num_features} channels had a batch mean or variance that is not "
                 f"finite{self._of_weights}, and keep their running statistics (nonfinite='skip'); num_batches_skipped "
@@ -214,6 +215,7 @@ class Tracking(Layer):
                 RuntimeWarning,
                 stacklevel=checks.user_level(),
             )
+            self._warned = True
 
     def _write_statistics(self, name: str, to: ndarray, value: "ArrayLike") -> None:
         if value is to:  # an in-place operator assigns the same object

@@ -224,12 +224,13 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     """Batch norm: return y, stats (rows mean, var, rstd, scale, shift), values per channel, and `left` for `settle`.
 
     running: the Rule of the statistics that `settle` will update with this batch. If it says "raise", the update is
-    tested here.
+    tested here. left: the number of channels that it will skip, which is 0 if `settle` has to find out.
     """
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Target target_
     cdef bint raises = False
+    cdef Py_ssize_t left = 0
     cdef bint given = mean is not None and var is not None
     view(&job, x, not given)
     expect_weights(weight, job.outer * job.inner)
@@ -277,10 +278,14 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     if raises:
         assume(&target_, job.count)
         refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
+    elif running is not None and (job.count < 2.0 or any_huge(job.stats, 2 * C)):
+        take(&target_, running, C)
+        assume(&target_, job.count)
+        left = move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True)
     if not job.fused:
         with nogil:
             run_map(&job)
-    return y, stats_, job.count, 0
+    return y, stats_, job.count, left
 
 
 def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp.ndarray weight=None,

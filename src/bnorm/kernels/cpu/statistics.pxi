@@ -1,7 +1,7 @@
 # Updates of running statistics, by the rules of formulas.h.
 #
 # Uses data (arrays), channels_of, expect, expect_like, need (guards).
-# Gives assume, counted, fields, move_by_stats, refuse, take, written.
+# Gives any_huge, assume, counted, fields, move_by_stats, refuse, take, written.
 
 cdef inline tuple fields(given):
     """Return a Rule as a tuple. Cython's type check would refuse a named tuple, although it is a tuple in C."""
@@ -212,6 +212,15 @@ def move_prepared(rule not None, list calls not None, Py_ssize_t batches, Py_ssi
     for call, arguments, options in calls:
         call(*arguments, **options)
     count_batch(counters, batches, rows, skipped, values)
+
+
+cdef bint any_huge(const double* numbers, Py_ssize_t n) noexcept nogil:
+    """Whether any of n numbers is NaN, or so large that running statistics of float32 may not hold it."""
+    cdef Py_ssize_t i
+    cdef int found = 0
+    for i in range(n):
+        found |= not (-1e37 < numbers[i] < 1e37)
+    return found != 0
 
 
 def move(rule not None, cnp.ndarray parts not None, cnp.ndarray seen=None, cnp.ndarray pairs=None,
