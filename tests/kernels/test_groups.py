@@ -66,6 +66,16 @@ def test_a_constant_group_is_exact():
         assert not parts[2:].any()
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.3, 7.0])
+def test_equal_weights_round_as_none(weight):
+    """Their sum, one by one, would be off by dozens of last places."""
+    rng = np.random.default_rng(4)
+    x, codes = table(rng, (5000, 3), "f8", missing=0.1), rng.integers(-1, 4, 5000)
+    want = groups.moments(x, codes, 4, None, True)
+    want[[0, 2]] *= weight
+    np.testing.assert_array_equal(groups.moments(x, codes, 4, np.full(5000, weight), True), want)
+
+
 def test_missing_values_before_the_first():
     """The first value of a channel is that about which it is summed, whatever the others do."""
     x = np.full((900, 10), 1e8) + np.random.default_rng(2).normal(size=(900, 10))

@@ -179,6 +179,15 @@ cdef Py_ssize_t cut(const bn_grouped* t, Py_ssize_t groups, int threads, bn_piec
         bn_join_pieces(piece, pieces)
 
 
+cdef double weight_of_each(const double* weight, Py_ssize_t n) noexcept nogil:
+    """Return the weight of n positions if all weigh the same, else 0."""
+    cdef Py_ssize_t i
+    for i in range(1, n):
+        if weight[i] != weight[0]:
+            return 0.0
+    return weight[0] if n else 0.0
+
+
 def moments(object x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=None, bint skipna=False):
     """Return parts, (4, G, C): for each group what `moments` gives for the positions that have its code.
 
@@ -189,15 +198,19 @@ def moments(object x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=N
     cdef bn_piece[MAX_PIECES] piece
     cdef cnp.npy_intp[3] shape
     cdef cnp.npy_intp size
-    cdef Py_ssize_t pieces, sums
+    cdef Py_ssize_t pieces, sums, i
     cdef int threads
     cdef double* room
+    cdef double each = 0.0
     cdef list kept = []
     t.x = tiles_of(x, kept)
     t.wide = expect_codes(codes, t.x.positions, groups)
     expect("weight", weight, cnp.NPY_DOUBLE, t.x.positions)
     t.codes = cnp.PyArray_DATA(codes)
     t.weight = NULL if weight is None else <double*>cnp.PyArray_DATA(weight)
+    if t.weight != NULL:    # sums of equal weights, row by row, would all be rounded the same way
+        each = weight_of_each(t.weight, t.x.positions)
+        t.weight = NULL if each > 0.0 else t.weight
     t.width = t.x.channels
     t.skipna = skipna
     t.range = t.least = t.groups = 0
@@ -223,6 +236,9 @@ def moments(object x, cnp.ndarray codes, Py_ssize_t groups, cnp.ndarray weight=N
             raise MemoryError
         with nogil:
             sum_all(&t, piece, pieces, threads, room, groups, parts)
+            for i in range(groups * t.width if each > 0.0 else 0):
+                parts[i] *= each
+                parts[2 * groups * t.width + i] *= each
     finally:
         free(t.group)
         free(t.rest)
