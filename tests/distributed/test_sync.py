@@ -273,6 +273,17 @@ def test_a_channel_that_is_not_finite():
 
     assert all_of(2, raising) == [True, True]
 
+    def warned(rank, comm):
+        bn = layer(comm)
+        before = held(bn)
+        with pytest.raises(RuntimeWarning, match="1 of 4 channels"):
+            bn(x[10 * rank : 10 * rank + 10])
+        return held(bn) == before
+
+    with warnings.catch_warnings():  # as above
+        warnings.simplefilter("error")
+        assert all_of(2, warned) == [True, True]
+
 
 # Errors ---------------------------------------------------------------------------------------------------------------
 
