@@ -12,7 +12,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from bnorm.kernels import cpu, reference
-from bnorm.kernels.activation import IDENTITY, RELU, leaky
+from bnorm.kernels.activation import IDENTITY, RELU, SILU, leaky
 from bnorm.kernels.cpu import entries
 from compare import EPS, assert_close, sum_error
 from drawing import every_pair
@@ -178,7 +178,7 @@ WAYS = {
 }
 
 
-@every_pair(["shape", "way"], product(ROWS, WAYS), dtype=["float32", "float64"], act=[IDENTITY, leaky(0.2)])
+@every_pair(["shape", "way"], product(ROWS, WAYS), dtype=["float32", "float64"], act=[IDENTITY, leaky(0.2), SILU])
 def test_rows_anywhere(shape, way, dtype, act):
     """Rows that are sent as they are computed, whole lines or not, wherever `out` begins, and in place; or rows
     through the caches, of which a gradient fetches ahead."""

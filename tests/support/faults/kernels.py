@@ -212,6 +212,20 @@ FAULTS = {
             "tests/kernels/test_weighted.py",
         ),
         (
+            "dy of rows of several groups is taken back with the gamma of the first",
+            "kernels/cpu/loops/row_before.pxi",
+            "forward_maps(job, row, rows, row % job.groups, &out, x)",
+            "forward_maps(job, row, rows, 0, &out, x)",
+            "tests/kernels/test_kernels.py",
+        ),
+        (
+            "dy that is taken back is what an earlier task left",
+            "kernels/cpu/loops/row_before.pxi",
+            "    job.dy = values - at\n",
+            "    job.dy = values\n",
+            "tests/kernels/test_kernels.py",
+        ),
+        (
             "NaN under weight zero enters the sums of a plane",
             "kernels/cpu/loops/weights.h",
             "    const bn_doubles d = bn_unless_zero(off, weight), p = weight * d;\n",

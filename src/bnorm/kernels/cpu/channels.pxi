@@ -2,8 +2,8 @@
 #
 # Uses data, expect_vectors, folded, itemsize, matrix, pair, partial_size, read_activation, result, target, to_type,
 # vector, vector_size, view (arrays), channels_of, expect, expect_like, need (guards), FUSE, fits, is_brief, near,
-# rounded_up, run, run_map, scattered, share_weights (plan), assume, fields, move_by_stats, refuse, take (statistics),
-# expect_weights, share_totals, size_of_totals, unit_of, weigh (weights).
+# rounded_up, run, run_map, scattered, share_weights (plan), any_huge, assume, fields, move_by_stats, refuse, take
+# (statistics), expect_weights, share_totals, size_of_totals, unit_of, weigh (weights).
 # Gives entries only.
 
 

@@ -20,6 +20,7 @@ from bnorm.kernels.cpu.extremes.entries cimport find as find_extremes
 from bnorm.kernels.cpu.extremes.entries cimport space as space_of_extremes
 from bnorm.kernels.cpu.extremes.jobs cimport bn_extremes_job
 from bnorm.kernels.cpu.jobs cimport (
+    BUFFER,
     CHUNK,
     FIRST,
     FORWARD,
@@ -39,6 +40,7 @@ from bnorm.kernels.cpu.jobs cimport (
     RowJob,
     Target,
     bn_read_numbers,
+    identity,
     task_t,
 )
 from bnorm.kernels.cpu.kinds cimport BN_BFLOAT, BN_BOOL, BN_FLOAT32, BN_HALF, BN_REAL
@@ -49,6 +51,7 @@ from bnorm.kernels.activation import IDENTITY
 cdef extern from "formulas.h" nogil:
     enum:
         BN_IDENTITY
+        BN_SILU
         BN_AVERAGE
         BN_POOL
         BN_FADE
@@ -63,7 +66,12 @@ cdef extern from "formulas.h" nogil:
 
 cdef extern from "lanes.h" nogil:
     enum:
+        BN_BATCH
         BN_BEYOND
+
+cdef extern from "stripes.h" nogil:
+    enum:
+        BN_STRIPE
 
 cdef extern from "weights.h" nogil:
     cnp.int64_t bn_sum_bytes(int, const void*, Py_ssize_t)

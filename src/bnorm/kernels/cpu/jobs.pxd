@@ -135,8 +135,9 @@ ctypedef struct RowJob:
     bint wide               # 0 float32, 1 float64
     int narrow              # BN_HALF or BN_BFLOAT: rows are converted to float32 and back; BN_REAL (0): no conversion
     Py_ssize_t chunk        # outer positions that are converted at a time
-    char* room              # memory of the thread for converted rows, or for sums of x and the residual
+    char* room              # memory of the thread for converted rows, for sums of x and the residual, or for `before`
     size_t room_size        # its size in bytes; 0: none is needed
+    size_t room_before      # bytes of it for `before`, at its end
     int failed              # a thread got no memory: any task may set it
     const void* x
     const void* dy
@@ -149,6 +150,8 @@ ctypedef struct RowJob:
     void* near              # memory of the thread for the weights of an outer position, in the loops' type
     int rule                # what a row is divided by: a constant of formulas.h
     Activation act
+    Activation before       # dy is taken back through it before its sums, in `room`; then `act` is none
+    const void* given       # dy as it was given
     bint stream, far, params
     bint beside             # a backward also fetches while it stores results, not only while it sums
     bint early              # a forward that sends its results fetches while it sums, not while it stores

@@ -3,8 +3,8 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_rows, plan_sums,
-# rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, weighed.
+# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_before, plan_rows,
+# plan_sums, rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -22,6 +22,7 @@ cdef enum:
     MANY_TILES = 8          # this many tiles keep the threads busy without being cut into pieces
     SLICE = 128             # least columns of a thread, if threads sum different columns of the same rows
     FUSE = 1 << 20          # bytes of channels that stay in the second-level cache from one pass over them to the next
+    BEFORE = 1 << 19        # bytes of rows of dy that are taken back through an activation at a time
     SUMMED = 1 << 17        # bytes of a row of sums that stays in the second-level cache until it is normalized
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
@@ -328,3 +329,29 @@ cdef void plan_sums(RowJob* job) noexcept nogil:
     cdef size_t size = max(row, <Py_ssize_t>FORWARD) * (sizeof(double) if job.wide else sizeof(float))
     if job.narrow == BN_REAL and job.stream and size <= SUMMED:
         job.room_size = size + BN_BEYOND + 64
+
+
+cdef void plan_before(RowJob* job, bint columns) noexcept nogil:
+    """Let a backward take dy back through its activation once, for the sums and for dx, if the rows that this is done
+    for at a time stay in the second-level cache. columns: each value of a row has its own gamma.
+
+    A ReLU is faster without, except in short runs, whose sums are computed for several rows at a time then.
+    """
+    cdef Py_ssize_t size = job.channels * job.inner, rows = 1
+    cdef size_t itemsize = sizeof(double) if job.wide else sizeof(float)
+    cdef bint smooth = job.act.kind >= BN_SILU
+    if job.act.kind == BN_IDENTITY or job.weight != NULL:
+        return
+    if columns:
+        rows = BN_STRIPE if size <= PIECE else STEP
+        if not smooth or (job.groups > 1 and size > PIECE // 2):
+            return
+    elif not smooth and (job.channels > BN_BATCH or job.inner > PIECE // (1 + job.wide)):
+        return
+    size = max(<Py_ssize_t>BUFFER, rows * size)
+    if size * itemsize > BEFORE:
+        return
+    job.before = job.act
+    job.act = identity()
+    job.room_before = size * itemsize + BN_BEYOND + BN_LINE
+    job.room_size += job.room_before

@@ -1,8 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, in_float64, is_wide, narrow_of, read_activation, result, vector (arrays), expect, expect_block,
-# expect_like, need (guards), ROW, bypasses, kept, plan_rows, plan_sums, rounded_up, sizes, touched, weighed (plan),
-# expect_weights, kind_of_weights (weights).
+# expect_like, need (guards), ROW, bypasses, kept, plan_before, plan_rows, plan_sums, rounded_up, sizes, touched,
+# weighed (plan), expect_weights, kind_of_weights (weights).
 # Gives entries only.
 
 cdef enum:
@@ -61,7 +61,7 @@ cdef int row_view(
     job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
-    job.dy = data(dy)
+    job.dy = job.given = data(dy)
     job.params = params
     read_activation(&job.act, act)
     if dy is None or not has_columns(job):
@@ -231,6 +231,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     if dh is not None:
         expect_like("dh", dh, x)
         job.dh = data(dh)
+    plan_before(&job, has_columns(&job))
     need("mean", mean, cnp.NPY_DOUBLE, job.outer * job.groups)
     need("rstd", rstd, cnp.NPY_DOUBLE, job.outer * job.groups)
     job.rule = rule

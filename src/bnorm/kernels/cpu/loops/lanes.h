@@ -217,7 +217,7 @@ enum {
 #define BN_SHORT_STEP(i, j, kept)                                                                                     \
     const real d_ = x[i] - own_h, v_ = d_ * scale + shift;                                                            \
     const real g_ = what == BN_PAIRS ? OF(bn_act_pull)(act, v_, dy[i])                                                \
-                                     : OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i] * gamma[i]);               \
+                                     : OF(bn_act_pull)(act, v_ * gamma[i] + beta[i], dy[i]) * gamma[i];               \
     s[j] += OF(bn_kept)(g_, kept);                                                                                    \
     t[j] += OF(bn_kept)(g_ * d_, kept);
 #define BN_TWO_POWERS(i, k, kept)                                                                                     \
@@ -311,7 +311,7 @@ BN_APART void OF(bn_careful_sums)(bn_activation act, int what, const real *dy, c
             t = w[i] != 0 ? t : 0.0;
             g = w[i] * t;
         } else if (what == BN_SCALED) {
-            g = OF(bn_act_pull)(act, v * gamma[i] + beta[i], dy[i] * gamma[i]);
+            g = OF(bn_act_pull)(act, v * gamma[i] + beta[i], dy[i]) * gamma[i];
         } else if (what != BN_SQUARES) {
             g = OF(bn_act_pull)(act, v, dy[i]);
         }

@@ -2,9 +2,10 @@
 # batch is read. If each value has its own gamma, one pass computes both the sums along rows and those down columns.
 #
 # Uses Block, bounded, pour, run_block, zero (channel_columns), block_sums, products_beyond_float (channel_grads),
-# Output, longest (channel_maps), edge_of, gradient_of_runs, numbers_of_runs, row_room, short_runs, through_statistics
-# (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH, short_pair_sums (row_short),
-# affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on (row_sums).
+# Output, longest (channel_maps), take_back (row_before), edge_of, gradient_of_runs, numbers_of_runs, row_room,
+# short_runs, through_statistics (row_maps), add_gradient, gradient_of_sums (row_residual), BATCH, EIGHTH, WIDTH,
+# short_pair_sums (row_short), affine_of, finish_sums, piece_of, readable, row_numbers, sums_of_stripe, walk_on
+# (row_sums).
 # Gives AT_ONCE, backward_long_rows, backward_rows, backward_short_rows, sums_of_runs.
 
 cdef enum:
@@ -165,7 +166,7 @@ cdef void short_gradients(
     cdef Py_ssize_t batch = max(<Py_ssize_t>1, min(<Py_ssize_t>BATCH, most))
     cdef Py_ssize_t k, n, at, same, last, p = sums.begin, fit = 2 * longest(x) // max(<Py_ssize_t>1, size)
     cdef bint shared = sums.end - sums.begin == size, striped = job.params and shared
-    cdef const real* dy = <const real*>job.dy
+    cdef const real* dy
     cdef Numbers of
     cdef real* dx
     if striped:     # whole stripes, even if they are more values
@@ -173,6 +174,8 @@ cdef void short_gradients(
     while row < end:
         n = min(batch, end - row)
         at = row * size
+        take_back(job, row, n, x)
+        dy = <const real*>job.dy
         row_numbers(job, row, 1, n, h, r, b)
         of = affine_of(job, h, r, b, p)
         sums_of_batch(job, row, 1, n, total, sums, p, walk_on(job, out), of, s, d, x)
@@ -274,7 +277,6 @@ cdef void gradients_of_short_runs(
     cdef Py_ssize_t channels = job.channels, size = channels * job.inner, first = begin * channels, p = first
     cdef Py_ssize_t values = min(<Py_ssize_t>BUFFER, 2 * longest(x)), most
     cdef Py_ssize_t n, runs, at, i, k
-    cdef const real* dy = <const real*>job.dy
     cdef const double* rstds
     cdef const double* offs
     cdef real* dx
@@ -289,6 +291,7 @@ cdef void gradients_of_short_runs(
         n = min(most, end - row)
         runs = n * channels
         at = row * size
+        take_back(job, row, n, x)
         row_numbers(job, row, 1, n, h, r, b)
         for k in range(n):
             off[k] = job.mean[row + k] - <double>h[k]
@@ -310,7 +313,7 @@ cdef void gradients_of_short_runs(
         of.a = of.scale = of.shift = each_run(r, n, channels, of_r)     # scale and shift are read by activations only
         of.b = each_run(tilt, n, channels, of_tilt)
         of.c = each_run(rest, n, channels, of_rest)
-        bn_gradient_rows(job.act, runs, job.inner, dy + at, x + at, dx, &of, edge_of(out))
+        bn_gradient_rows(job.act, runs, job.inner, <const real*>job.dy + at, x + at, dx, &of, edge_of(out))
         add_gradient(job, at, n * size, dx)
         row += n
 
@@ -334,6 +337,7 @@ cdef void backward_rows(
             continue
         for g in range(begin, end):
             row = k * job.groups + g
+            take_back(job, row, 1, x)
             sums_of_runs(job, False, row, g, total, dgamma, dbeta, NULL, &sum, &dot, x)
             gradient_of_runs(job, row, g, <const real*>NULL, job.channels * job.inner, sum, dot, out, x)
 
@@ -356,6 +360,7 @@ cdef void backward_long_rows(
         row = o * groups + g
         sums.begin = g * job.channels
         sums.end = sums.begin + job.channels
+        take_back(job, row, rows, x)     # if there are several groups, this does nothing
         row_numbers(job, row, groups, rows, h, r, b)
         of = affine_of(job, h, r, b, sums.begin)
         sums_of_batch(job, row, groups, rows, total, &sums, sums.begin, walk_on(job, out), of, s, d, x)

@@ -96,10 +96,11 @@ cdef void map_of_runs(RowJob* job, Py_ssize_t row, Py_ssize_t g, Output* out, co
 
 
 cdef inline bint short_runs(const RowJob* job, const real* x) noexcept nogil:
-    """Whether the rows are short runs of a few channels, without an activation. If a gradient is added to dx, whole
-    rows of dx wait for it in memory of limited size."""
+    """Whether the rows are short runs of a few channels; those of a backward without an activation. If a gradient is
+    added to dx, whole rows of dx wait for it in memory of limited size."""
     return job.scale == NULL and 0 < job.channels <= BATCH and 0 < job.inner <= longest(x) \
-        and job.act.kind == BN_IDENTITY and (job.dh == NULL or job.channels * job.inner <= 2 * longest(x))
+        and (job.dy == NULL or job.act.kind == BN_IDENTITY) \
+        and (job.dh == NULL or job.channels * job.inner <= 2 * longest(x))
 
 
 cdef inline void run_numbers(
@@ -131,7 +132,7 @@ cdef void forward_maps(
         while row < end:
             n = min(n, end - row)
             run_numbers(job, row, n, g, h, r, b)
-            map_of_some(identity(), n * job.channels, job.inner, row * size, &of, out, x)
+            map_of_some(job.act, n * job.channels, job.inner, row * size, &of, out, x)
             row += n
             g = (g + n) % job.groups
         return
@@ -179,7 +180,8 @@ cdef inline void param_in(
 cdef inline void params_in(RowJob* job, Py_ssize_t i, Py_ssize_t n, const real* x) noexcept nogil:
     """Store n values of gamma and beta, from the i-th on, where the maps of rows read them."""
     # Without an activation no gradient depends on beta.
-    cdef const double* beta = NULL if job.dy != NULL and job.act.kind == BN_IDENTITY else job.beta
+    cdef bint none = job.dy != NULL and job.act.kind == BN_IDENTITY == job.before.kind
+    cdef const double* beta = NULL if none else job.beta
     param_in(job.gamma, job.single_gamma, <real>1.0, i, n, job.kept_gamma, <real*>job.scale)
     param_in(beta, job.single_beta, <real>0.0, i, n, job.kept_beta, <real*>job.shift)
 

@@ -39,7 +39,6 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     some.narrow = BN_REAL
     some.stream = some.far = False
     some.residual = some.dh = NULL
-    some.room = NULL
     open_sums(job, &sent)
     some.gamma = NULL if job.gamma == NULL else job.gamma + begin * c
     some.beta = NULL if job.beta == NULL else job.beta + begin * c
@@ -49,9 +48,9 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
     some.partial = <double*>job.room
     some.x = some.y = some.partial + 2 * size * job.params
     if job.dy != NULL:
-        some.dy = some.y = <float*>some.x + job.chunk * width
+        some.given = some.y = <float*>some.x + job.chunk * width
         if job.params:
-            some.columns = <float*>some.dy + job.chunk * width + VECTOR
+            some.columns = <float*>some.y + job.chunk * width + VECTOR
             for i in range(size):
                 dgamma[i] = dbeta[i] = 0.0
     out.narrow = job.narrow
@@ -76,6 +75,7 @@ cdef void narrow_rows(RowJob* job, Py_ssize_t t) noexcept nogil:
         if job.residual != NULL:
             add_narrow(job, at, n * width, &sent, <float*>some.x)
         if job.dy != NULL:
+            some.dy = some.given
             bn_read_float(job.narrow, job.dy, at, n * width, <float*>some.dy)
         out.x = <const char*>job.x + 2 * at
         out.y = <char*>job.y + 2 * at

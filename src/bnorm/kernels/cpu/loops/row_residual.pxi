@@ -19,7 +19,7 @@ ctypedef struct SentSums:
 
 cdef inline const char* second_input(const RowJob* job, Py_ssize_t at) noexcept nogil:
     """Return what is read beside x, from byte `at` on: dy, or what is added to x; or NULL."""
-    cdef const void* second = job.dy if job.dy != NULL else job.residual
+    cdef const void* second = job.given if job.given != NULL else job.residual
     return NULL if second == NULL else <const char*>second + at
 
 

@@ -102,7 +102,7 @@ cdef inline bint fetches_with_sums(const RowJob* job, bint direct, const real* x
     cdef Py_ssize_t size = job.channels * job.inner, most = longest(x)
     if job.early and job.dy != NULL and job.scale != NULL and job.cuts == 1:
         most *= 4
-    if job.weight != NULL or job.residual != NULL or not 0 < size <= most:
+    if job.weight != NULL or job.residual != NULL or job.before.kind != BN_IDENTITY or not 0 < size <= most:
         return False
     if job.dy == NULL:
         return job.early or not direct

@@ -1,9 +1,9 @@
 # Rows whose positions have weights, which all rows of an outer position share. Only the ratios of weights matter to a
 # row, so they are divided by a power of two near the largest, and then fit the type of x.
 #
-# Uses is_mask, weights_from (channel_columns), Output (channel_maps), largest_weight, MOST_CENTERS, recenter, weight_of
-# (channel_weighted), sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable, walk_on
-# (row_sums).
+# Uses is_mask, weights_from (channel_columns), Output (channel_maps), MOST_CENTERS, largest_weight, recenter,
+# weight_of (channel_weighted), sums_of_runs (row_gradients), forward_maps, gradient_of_runs (row_maps), readable,
+# walk_on (row_sums).
 # Gives weighted_backward, weighted_forward.
 
 cdef enum:

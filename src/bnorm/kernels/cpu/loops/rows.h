@@ -104,7 +104,7 @@ enum { BN_BRISK = 512 };
 #define BN_RUN_GRADIENT(i, p) (own_a * (BN_RUN_PULL(i) - BN_TILTED(i)))
 #define BN_GAINED_GRADIENT(i, p) (own_a * (own_gain * BN_RUN_PULL(i) - BN_TILTED(i)))
 #define BN_WEIGHTED_GRADIENT(i, p) (own_a * (own_gain * BN_RUN_PULL(i) - (w[p] != 0 ? w[p] * BN_TILTED(i) : 0)))
-#define BN_GRADIENT(i, p) (own_a * (OF(bn_act_pull)(act, BN_U(i, p), dy[i] * gamma[p]) - BN_TILTED(i)))
+#define BN_GRADIENT(i, p) (own_a * (OF(bn_act_pull)(act, BN_U(i, p), dy[i]) * gamma[p] - BN_TILTED(i)))
 #define BN_ADDED_GRADIENT(i, p) (BN_GRADIENT(i, p) + dh[i])
 
 /* mean and rstd of rows of n values, from the sums of x - center and (x - center)^2 of each row. */
