@@ -97,6 +97,23 @@ def test_the_backward_has_the_scale_of_the_forward(length, name):
     np.testing.assert_allclose(dbeta, F.backward(np.ones(x.shape), saved)[2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(7, 8, 65), (1, 40, 1025), (2, 3, 3137), (40, 2, 300), (9, 5, 20)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("odd", [0.5, np.nan, np.inf, 1e30])
+def test_no_bit_depends_on_where_dx_is(shape, dtype, odd):
+    """Unless it replaces x, dx of images first holds dy before the activation."""
+    rng = np.random.default_rng(6)
+    x, dy = rng.standard_normal((2, *shape)).astype(dtype)
+    gamma, beta = rng.standard_normal((2, shape[1]))
+    x[0, 0, 0] = odd
+    _, stats, count, _ = cpu.forward(x, gamma, beta, 1e-5, act=SILU)
+    want = [a.tobytes() for a in cpu.backward(dy, x, stats, count, act=SILU)]
+    for place in range(2):
+        given = dy.copy(), x.copy()
+        got = cpu.backward(*given, stats, count, act=SILU, out=given[place])
+        assert [a.tobytes() for a in got] == want
+
+
 @pytest.mark.parametrize("shape", [(64, 48), (5, 6, 700), (3, 64, 49)])
 def test_y_is_within_the_bound_of_float32(shape):
     """2e-6 for |y| up to 8, with a mean a million standard deviations away from zero."""

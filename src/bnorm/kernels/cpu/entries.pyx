@@ -68,6 +68,7 @@ cdef extern from "lanes.h" nogil:
     enum:
         BN_BATCH
         BN_BEYOND
+        BN_WIDTH
 
 cdef extern from "stripes.h" nogil:
     enum:

@@ -53,7 +53,7 @@ cdef void careful_pair_sums(
     const real* dy, const real* x, const Block* b, const Numbers* of, Activation act, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """Compute the same sums in float64, for products out of the range of float32; v is computed as in the forward."""
+    """Compute the same sums in float64, for products out of the range of float32; dy is taken back as in dx."""
     cdef const real* h = <const real*>of.h
     cdef const real* scale = <const real*>of.scale
     cdef const real* shift = <const real*>of.shift
@@ -68,7 +68,7 @@ cdef void careful_pair_sums(
             g = dy[at + j]
             if act.kind != BN_IDENTITY:
                 t = x[at + j] - h[j]
-                g = bn_act_pull_double(act, t * scale[j] + shift[j], g)
+                g = pulled(act, t * scale[j] + shift[j], dy[at + j])
             s[j] += g
             d[j] += 0 if weighted and g == 0 else g * (<double>x[at + j] - <double>h[j])
 
