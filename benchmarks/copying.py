@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .options import parser
 from .timing import keep_core, quartiles, seconds
 
 MEMORY = 1 << 29  # bytes of an array, more than a last-level cache holds, of hundreds of megabytes too
@@ -139,4 +140,7 @@ def main(threads: int, size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    program = parser("copying", __doc__)
+    program.add_argument("threads", type=int)
+    program.add_argument("size", type=int, help="bytes of an array; every line of input asks for speeds")
+    main(**vars(program.parse_args()))

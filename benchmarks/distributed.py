@@ -9,7 +9,6 @@
 --save writes the tables into the page. dask-ml is measured where it is installed. Spark needs a Java.
 """
 
-import argparse
 import pickle
 from importlib.util import find_spec
 from math import ceil, log2
@@ -22,6 +21,7 @@ from bnorm import Moments
 from bnorm.distributed.communicator import Message
 
 from . import engines, page
+from .options import parser
 from .text import markdown
 from .timing import seconds
 
@@ -104,11 +104,13 @@ def dask(rows: int) -> engines.Measured:
 MEASUREMENTS = {"merge": merge, "bytes": traffic, "dask": dask, "spark": engines.spark, "ray": engines.ray}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Costs of statistics beyond one machine.")
-    parser.add_argument("what", nargs="*", metavar="|".join(MEASUREMENTS), help="all of them without one")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of Spark and Ray")
-    parser.add_argument("--save", action="store_true", help="into docs/distributed.md")
-    options = parser.parse_args()
+    program = parser("distributed", __doc__)
+    program.add_argument("what", nargs="*", metavar="|".join(MEASUREMENTS), help="all of them without one")
+    program.add_argument("--rows", type=int, default=10_000_000, help="of Spark and Ray")
+    program.add_argument("--save", action="store_true", help="into docs/distributed.md")
+    options = program.parse_args()
+    if unknown := set(options.what) - MEASUREMENTS.keys():
+        program.error(f"expected {', '.join(MEASUREMENTS)}, got {', '.join(sorted(unknown))}")
     for name in options.what or MEASUREMENTS:
         before = page.others_now()
         what, table = MEASUREMENTS[name](options.rows)

@@ -6,7 +6,6 @@ Every run is a process of its own, and the contenders take turns. Seconds do not
 are also given as processor time, on which other work has less effect. Memory is the peak of the whole process.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from .options import parser
 from .text import aligned
 
 COLUMNS, BLOCK = 32, 1 << 16
@@ -128,11 +128,11 @@ def report(path: Path, figures: dict[str, list[float]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args(arguments)
+    program = parser("files", __doc__)
+    program.add_argument("--megabytes", type=int, default=1000)
+    program.add_argument("--rounds", type=int, default=5)
+    program.add_argument("--json", action="store_true")
+    args = program.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         for suffix in (".parquet", ".csv"):
             path = Path(folder) / f"table{suffix}"

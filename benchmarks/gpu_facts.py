@@ -12,6 +12,7 @@ import bnorm
 
 from . import machine
 from .gpu import about, need_device
+from .options import parser
 
 ROOT = Path(__file__).parents[1]
 CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.draw", "power.limit", "temperature.gpu")
@@ -82,4 +83,5 @@ def output(*command: str) -> str:
 
 
 if __name__ == "__main__":
+    parser("gpu_facts", __doc__).parse_args()
     main()

@@ -12,6 +12,7 @@ from typing import Any
 from bnorm.kernels.gpu.shapes import ITEMSIZE
 
 from .gpu_summary import measured
+from .options import parser
 from .page import DOCS
 from .store import RESULTS
 from .text import between, geometric_mean, markdown
@@ -84,5 +85,6 @@ def written(folder: Path = FOLDER, page: Path = PAGE) -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    parser("gpu_page", __doc__).parse_args()
     for path, text in written().items():
         path.write_text(text, encoding="utf-8")

@@ -5,7 +5,6 @@
 The calls of a line take turns, and the quickest of some rounds of each counts.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import bnorm
 import bnorm.functional as F
 
+from .options import parser
 from .text import aligned
 from .timing import quickest_of_rounds
 
@@ -98,10 +98,10 @@ def report(quick: bool, threads: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two shapes, few rounds")
-    parser.add_argument("--threads", type=int, default=bnorm.get_num_threads())
-    given = parser.parse_args()
+    program = parser("nets", __doc__)
+    program.add_argument("--quick", action="store_true", help="two shapes, few rounds")
+    program.add_argument("--threads", type=int, default=bnorm.get_num_threads())
+    given = program.parse_args()
     for part in report(given.quick, given.threads):
         print(part, end="\n\n", flush=True)
 

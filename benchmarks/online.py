@@ -6,7 +6,6 @@ First the statistics of a stream are compared with those of all its values, then
 that are not installed are left out, and named.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 
 import bnorm
 
+from .options import parser
 from .text import aligned
 from .timing import quickest_of_rounds
 
@@ -143,9 +143,9 @@ def report(quick: bool) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the normalizers of online loops.")
-    parser.add_argument("--quick", action="store_true", help="too short to be believed, for tests")
-    args = parser.parse_args()
+    program = parser("online", __doc__)
+    program.add_argument("--quick", action="store_true", help="too short to be believed, for tests")
+    args = program.parse_args()
     with quietly():
         for part in report(args.quick):
             print(part, end="\n\n", flush=True)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from .options import parser
+
 ROWS, ORDERS, BATCHES = 20_000, 20, 7
 
 
@@ -143,4 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser("orders", __doc__).parse_args()
     main()

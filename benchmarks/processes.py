@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from . import adapters
 from .exact import Exact
+from .options import parser
 from .shapes import Case
 from .timing import Effort, Local, Samples, keep_core
 
@@ -124,4 +125,6 @@ def serve(name: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    program = parser("processes", __doc__)
+    program.add_argument("library", help="module of benchmarks/adapters; questions and answers are pickled")
+    serve(program.parse_args().library)

@@ -14,6 +14,7 @@ from sklearn import preprocessing
 
 from bnorm.sklearn import StandardScaler
 
+from .options import parser
 from .text import aligned
 from .timing import Calls, Effort, in_turns
 
@@ -70,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser("scaler", __doc__).parse_args()
     main()

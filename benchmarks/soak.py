@@ -9,7 +9,6 @@
 It ends with an error if a part is outside its bounds. --scale multiplies all numbers except the minutes.
 """
 
-import argparse
 import copy
 import ctypes
 import gc
@@ -25,6 +24,8 @@ import numpy as np
 import bnorm
 import bnorm.functional as F
 from bnorm.kernels.cpu import buffers
+
+from .options import parser
 
 ALLOWED = 1 << 20  # bytes of growth over the last half
 SAMPLES = 40
@@ -192,13 +193,13 @@ PARTS = {part.__name__: part for part in (memory, drift, window, groups)}
 
 
 def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; by default all")
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--scale", type=float, default=1.0)
-    asked = parser.parse_args(given)
+    program = parser("soak", __doc__)
+    program.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; by default all")
+    program.add_argument("--minutes", type=float, default=20.0)
+    program.add_argument("--scale", type=float, default=1.0)
+    asked = program.parse_args(given)
     if unknown := set(asked.parts) - set(PARTS):
-        parser.error(f"expected parts of {', '.join(PARTS)}, got {', '.join(unknown)}")
+        program.error(f"expected parts of {', '.join(PARTS)}, got {', '.join(unknown)}")
     for name in asked.parts or PARTS:
         PARTS[name](asked.scale, asked.minutes)
 

@@ -5,7 +5,6 @@
 Batches of shape (32, 64), in turns. A window is filled before it is measured.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ import numpy as np
 
 from bnorm import BatchNormTransformer
 
+from .options import parser
 from .text import aligned
 from .timing import seconds
 
@@ -79,9 +79,9 @@ def rolling(quick: bool) -> str:
 
 def main(given: list[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    args = parser.parse_args(given)
+    program = parser("streams", __doc__)
+    program.add_argument("--quick", action="store_true", help="few rounds")
+    args = program.parse_args(given)
     x = np.random.default_rng(0).normal(size=(ROWS, FEATURES))
     learners = {name: made(name, x) for name in KINDS}
     best = dict.fromkeys(KINDS, float("inf"))

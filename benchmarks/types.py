@@ -9,6 +9,7 @@ import numpy as np
 
 from bnorm import functional as F
 
+from .options import parser
 from .text import aligned
 from .timing import Calls, Effort, in_turns
 
@@ -77,5 +78,6 @@ def lines(found: dict[str, dict[str, float]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
+    parser("types", __doc__).parse_args()
     print(f"time over that of float32, {SHAPE}")
     print("\n".join(aligned(lines(measure()), 1)))

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from .options import parser
+
 ROWS, MEAN, SPREAD = 80_000, 1_000_000.03, 1.0
 BATCH, STREAM = 32, 9600  # rows of a batch, and of all batches, if a library learns batch by batch
 
@@ -226,4 +228,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser("wrong_answers", __doc__).parse_args()
     main()

@@ -8,6 +8,8 @@ reads each Dask chunk once. Models that predict the change from one step to the 
 changes: `bnorm.dataset_moments(..., delta=1)`.
 """
 
+import argparse
+
 import numpy as np
 import xarray as xr
 
@@ -28,6 +30,7 @@ def temperature(days: int = 60) -> xr.DataArray:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description="Statistics of a data set, by the names of its dimensions.").parse_args()
     t = temperature()
     weight = np.cos(np.deg2rad(t.lat))
 

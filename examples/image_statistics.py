@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of images, with all folders below")
     parser.add_argument("--workers", type=int, default=4)
-    options, _ = parser.parse_known_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = options.folder or Path(made)
         if options.folder is None:

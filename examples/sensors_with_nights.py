@@ -73,7 +73,7 @@ def prequential(parameters, times, x, y):
 
 def main():
     """Run the stream with each scaler."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Forget by time on a stream of sensors that pause at night.")
     parser.add_argument("--quick", action="store_true", help="fewer days")
     parser.add_argument("--plot", type=Path, default=Path("sensors_with_nights.png"), help="where the picture goes")
     args = parser.parse_args()

@@ -1,6 +1,7 @@
 """The programs beside the benchmark suite: traffic, limits and bounds, how cost grows, and their pages."""
 
 import argparse
+import runpy
 import sys
 from pathlib import Path
 
@@ -33,6 +34,23 @@ from bnorm.kernels.cpu import entries
 
 pytestmark = pytest.mark.bench
 ROOT = Path(__file__).parents[2]
+PROGRAMS = [path.stem for path in sorted(ROOT.glob("benchmarks/*.py")) if '"__main__"' in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_says_what_it_does_and_refuses_unknown_arguments(name, capsys, monkeypatch):
+    module = f"benchmarks.{name}"
+    for argument, status in (("--help", 0), ("--nothing", 2)):
+        monkeypatch.delitem(sys.modules, module, raising=False)  # or runpy warns
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", argument])
+        with pytest.raises(SystemExit) as caught:
+            runpy.run_module(module, run_name="__main__")
+        said = capsys.readouterr()
+        assert caught.value.code == status
+        assert (said.out == "") == bool(status)
+        assert "".join(f"{said.out}{said.err}".split()).startswith(f"usage:python-m{module}".removesuffix(".__main__"))
+        if not status:
+            assert len(said.out.partition("options:")[0].split("\n\n", 1)[1].strip()) > 20, "a description"
 
 
 def test_how_cost_grows():
