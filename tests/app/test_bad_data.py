@@ -64,7 +64,11 @@ def test_text_far_down(fails, tmp_path):
     [
         ("a", "-", "--exclude a leaves the column out, --null-values=- or --on-error null"),
         ("-a", "b c", "--exclude=-a leaves the column out, --null-values 'b c' or --on-error null"),
-        ('"a,b"', '"x,y"', "--on-error null"),
+        (
+            '"a,b"',
+            '"x,y"',
+            """--exclude '"a,b"' leaves the column out, --null-values '"x,y"' or --on-error null""",
+        ),
     ],
     ids=["value", "name", "commas"],
 )

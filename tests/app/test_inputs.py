@@ -308,6 +308,38 @@ def test_a_column_without_a_name(command, tmp_path, means):
     assert "leaves out '' (empty)" in command("fit", tmp_path / "x.csv", "-o", tmp_path / "t.npz").told
 
 
+LISTED = '"x, y",x,"5"" pipe",z\n1,2,3,4\n5,6,7,8\n,,,"9,5"\n'
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        (("--columns", '"x, y"'), {"x, y": 3.0}),
+        (("--columns", 'x,"x, y",5" pipe'), {"x": 4.0, "x, y": 3.0, '5" pipe': 5.0}),
+        (("--columns", '"x","5"" pipe"'), {"x": 4.0, '5" pipe': 5.0}),
+        (("--exclude", '"x, y",z'), {"x": 4.0, '5" pipe': 5.0}),
+        (("--columns", "x,z", "--null-values", '"9,5",6'), {"x": 2.0, "z": 6.0}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_names_with_commas_are_quoted_as_in_csv(means, asked, want):
+    assert means(LISTED, *asked) == want
+
+
+def test_a_name_that_a_comma_has_cut_is_explained(command, tmp_path):
+    (tmp_path / "x.csv").write_text('"x, y",z\n1,2\n3,4\n')
+    fit = ("fit", tmp_path / "x.csv", "-o", tmp_path / "s.npz")
+    transform = ("transform", tmp_path / "x.csv", "--state", tmp_path / "s.npz", "-o", tmp_path / "y.csv")
+    hint = "; a name with a comma is quoted: '\"x, y\"'"
+    assert command.fails(*fit, "--columns", "x, y").endswith(hint)
+    assert command.fails(*fit, "--columns", "x").endswith("got 'x, y', 'z'")
+    command(*fit)
+    for way in ("--columns", "--drop"):
+        assert command.fails(*transform, way, "x, y").endswith(hint)
+    command(*transform, "--columns", '"x, y"')
+    assert (tmp_path / "y.csv").read_text().splitlines() == ['"x, y",z', "-1,2", "1,4"]
+
+
 def test_errors_say_what_was_found(command, tmp_path):
     data, into = tmp_path / "x.csv", ("-o", tmp_path / "s.npz")
     nothing = write(tmp_path / "x.parquet", np.empty((0, 0)))

@@ -1,11 +1,13 @@
 """Which columns of a table are used, and why the others are not."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bnorm.app.errors import ArgumentsError, DataError, option
+from bnorm.app.lists import joined
 from bnorm.app.sources import Source
 from bnorm.arrow import is_number
 
@@ -43,10 +45,20 @@ def choose(
 
 def refuse_unknown(source: Source, names: Iterable[str], like: str = "") -> None:
     """Raise DataError for a column that a source does not have. like: says where it is."""
+    names = list(names)
     for name in names:
         if name not in source.columns:
-            got = f"{listed(source.columns)}{doubted(source)}"
+            got = f"{listed(source.columns)}{cut(name, names, source.columns)}{doubted(source)}"
             raise DataError(f"{source.name}: expected a column {name!r}{like}, got {got}")
+
+
+def cut(name: str, names: Sequence[str], columns: Iterable[str]) -> str:
+    """What may be wrong with an unknown name: a column whose name has commas was meant, and all its parts are names."""
+    for column in columns:
+        parts = column.split(",")
+        if len(parts) > 1 and name in parts and all(part in names for part in parts if part):
+            return f"; a name with a comma is quoted: {shlex.quote(joined([column]))}"
+    return ""
 
 
 def check_same_columns(sources: Sequence[Source], names: Iterable[str]) -> None:
@@ -123,7 +135,7 @@ def tell(
     if found := [name for name in chosen if IDENTIFIER.fullmatch(name) and what == "learns"]:
         found.sort(key=bool)  # a list of options begins with the column without a name
         what_they_are, them = ("a measurement", "it") if len(found) == 1 else ("measurements", "them")
-        left_out = option("--exclude", ",".join(found[:MOST]))
+        left_out = option("--exclude", *found[:MOST])
         doubts.append(f"{_few(found)} may not be {what_they_are}; {left_out} leaves {them} out")
     for doubt in doubts:
         print(f"bnorm: {first.name}: {doubt}", file=sys.stderr)

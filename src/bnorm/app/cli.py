@@ -16,6 +16,7 @@ from typing import Any
 from bnorm import __version__
 from bnorm.app.dialects import Dialect, add_options
 from bnorm.app.errors import ArgumentsError, DataError, NotANumberError, option
+from bnorm.app.lists import HELP, names
 
 STATE_HELP = "the state file, .safetensors or .npz"
 FILES_HELP = "CSV, Parquet or Arrow files, folders of them, globs"
@@ -58,14 +59,6 @@ def halflife(text: str) -> float | str:
     except ValueError:
         return _rows(text)  # type: ignore[no-any-return]
     return text
-
-
-def names(text: str) -> list[str]:
-    """Names separated by commas, each once. The first may be empty, as a column may have no name."""
-    found = list(dict.fromkeys(name for i, name in enumerate(text.split(",")) if name or i == 0))
-    if text and found == [""]:
-        raise argparse.ArgumentTypeError(f"expected names separated by commas, got {text!r}")
-    return found
 
 
 def state_name(text: str) -> str:
@@ -237,6 +230,7 @@ def parser() -> argparse.ArgumentParser:
     add_options(command)
     command.add_argument("-o", "--output", required=True, type=picture_name, metavar="PICTURE", help=".svg, .png, .pdf")
     command.add_argument("--columns", type=names, metavar="A,B", help="draw only these")
+    command.epilog = HELP
 
     add(info, "print versions, SIMD level, threads and OpenMP runtime")
 
@@ -290,6 +284,7 @@ def _add_options_of_fit(command: argparse.ArgumentParser) -> None:
     command.add_argument("--history", type=moments, metavar="N", help="keep at most N records, for bnorm plot")
     command.add_argument("--checkpoint", type=state_name, metavar="FILE", help="save progress here every minute")
     command.add_argument("--resume", type=state_name, metavar="FILE", help="continue from a checkpoint of this command")
+    command.epilog = HELP
 
 
 def _add_options_of_transform(command: argparse.ArgumentParser) -> None:
@@ -309,6 +304,7 @@ def _add_options_of_transform(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume", action="store_true", help="continue an interrupted command that writes to a folder"
     )
+    command.epilog = HELP
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -385,10 +381,9 @@ def ways_out(error: NotANumberError, args: argparse.Namespace) -> str:
     """What can be done about a value that is not a number."""
     if error.value == error.column:
         return "a header stands there again; files that are given by name are read one after the other"
-    excludable = hasattr(args, "exclude") and not args.columns and "," not in error.column
+    excludable = hasattr(args, "exclude") and not args.columns
     excluded = f"{option('--exclude', error.column)} leaves the column out, " if excludable else ""
-    named = f"{option('--null-values', error.value)} or " if "," not in error.value else ""
-    return f"{excluded}{named}--on-error null takes it for missing"
+    return f"{excluded}{option('--null-values', error.value)} or --on-error null takes it for missing"
 
 
 def failed(error: Exception) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
+from bnorm.app.lists import texts
+
 NULLS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA",
          "NULL", "NaN", "n/a", "nan", "null")  # fmt: skip
 SPACES = " \u00a0\u202f"  # between thousands
@@ -230,11 +232,6 @@ def one(text: str) -> str:
     if len(text) != 1 or text.isalnum() or text in '"\r\n+-':
         raise argparse.ArgumentTypeError(f"expected one character that is neither letter nor digit, got {text!r}")
     return text
-
-
-def texts(text: str) -> list[str]:
-    """Texts separated by commas."""
-    return text.split(",")
 
 
 def encoding(text: str) -> str:

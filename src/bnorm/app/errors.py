@@ -2,6 +2,8 @@
 
 import shlex
 
+from bnorm.app.lists import joined
+
 
 class DataError(Exception):
     """Data or a file cannot be used; the message names it."""
@@ -19,6 +21,7 @@ class NotANumberError(DataError):
         self.column, self.value = column, value
 
 
-def option(name: str, value: str) -> str:
-    """Return an option of a command with its value, as a user types them."""
+def option(name: str, *values: str) -> str:
+    """Return an option of a command with its list of values, as a user types them."""
+    value = joined(values)
     return f"{name}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"

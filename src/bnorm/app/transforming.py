@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from bnorm import arrow
 from bnorm.app import grouped, places, several, writers
-from bnorm.app.choosing import listed, number_columns, tell
+from bnorm.app.choosing import cut, listed, number_columns, refuse_unknown, tell
 from bnorm.app.csv_source import CsvSource
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import ArgumentsError, DataError, option
@@ -140,10 +140,9 @@ def _features(first: Source, wish: Wish) -> dict[str, int]:
             )
     for name in wish.columns or ():
         if name not in names:
-            raise DataError(f"--columns: expected a feature of the state, {listed(names)}, got {name!r}")
-    for name in (*wish.drop, *wish.text):
-        if name not in first.columns:
-            raise DataError(f"{first.name}: expected a column {name!r}, got {', '.join(map(repr, first.columns))}")
+            got = f"{name!r}{cut(name, wish.columns or (), names)}"
+            raise DataError(f"--columns: expected a feature of the state, {listed(names)}, got {got}")
+    refuse_unknown(first, [*wish.drop, *wish.text])
     only = names if wish.columns is None else set(wish.columns)
     places = {name: i for i, name in enumerate(names) if name in only and name not in drop}
     if not places:
