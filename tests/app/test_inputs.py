@@ -170,6 +170,33 @@ def test_an_interrupt_ends_the_wait_for_a_silent_pipe(tmp_path, given):
         assert process.stderr.read().endswith(b"bnorm: interrupted\n")
 
 
+@pytest.mark.parametrize("way", [(), ("--by", "k"), ("--exact",)], ids=lambda way: "".join(way[:1]) or "plain")
+def test_no_file_counts_twice(command, tmp_path, way):
+    """By whatever name or glob it comes. Two files with the same content may be two days with the same values."""
+    folder, state, text = tmp_path / "days", tmp_path / "s.npz", "a,k\n1,2\n3,4\n"
+    folder.mkdir()
+    (a, b), link = (folder / f"{name}.csv" for name in "ab"), tmp_path / "link.csv"
+    for day in (a, b):
+        day.write_text(text)
+    link.symlink_to(b)
+    fit = ("fit", "-o", state, *way)
+    for again in ([a, a], [folder, link], [folder / "*.csv", folder / "b.csv"]):
+        first, last = (a, a) if again[0] == a else (b, again[1])
+        assert command.fails(*fit, *again).endswith(f"{last}: expected each file once, got it twice, first as {first}")
+    command(*fit, folder)
+    assert command("show", state, "--json").json["rows"] == 4
+    if way == ("--exact",):
+        assert "got it twice" in command.fails("forget", state, a, a, "-o", tmp_path / "t.npz")
+        command("forget", state, a, b, "-o", tmp_path / "t.npz")
+
+
+@posix
+def test_standard_input_may_be_a_file_that_is_also_named(tmp_path):
+    (data := tmp_path / "x.csv").write_text("a\n1\n2\n")
+    with data.open() as stdin, run_apart("fit", "-", data, "-o", tmp_path / "s.npz", stdin=stdin, stderr=-1) as process:
+        assert process.stderr.read().endswith(b"x.csv: expected each file once, got it twice, first as /dev/stdin\n")
+
+
 def test_quotes(means):
     """Line breaks in them, over the ends of blocks; quotes that are none; and such that are never closed."""
     assert means("x,t\n" + '1,"a\n7,b\n8,"\n' * 100_000) == {"x": 1.0}

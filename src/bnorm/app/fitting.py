@@ -21,7 +21,7 @@ from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import ArgumentsError, DataError
 from bnorm.app.guessing import cast, casts
-from bnorm.app.inputs import Stream, find
+from bnorm.app.inputs import Stream, find, once
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
 from bnorm.app.sources import Place, Source
@@ -82,6 +82,7 @@ def chosen(args: argparse.Namespace, sources: Sequence[Source], beside: list[str
 
     beside: further columns of the stream, which are not features.
     """
+    once(sources)
     exclude = [] if args.columns else [*(args.exclude or ()), *beside]
     names = choose(sources[0], args.columns, exclude, args.weight)
     stream = Stream(sources, [*names, *([args.weight] if args.weight else [])], beside)

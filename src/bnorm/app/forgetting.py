@@ -7,7 +7,7 @@ from bnorm.app.choosing import choose
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import DataError
 from bnorm.app.fitting import Learner, learn
-from bnorm.app.inputs import Stream, find
+from bnorm.app.inputs import Stream, find, once
 from bnorm.app.progress import Progress
 from bnorm.app.states import Learned
 
@@ -21,6 +21,7 @@ def forget(args: argparse.Namespace) -> dict[str, Any]:
             "nothing can be taken out"
         )
     sources = find(args.data, Dialect.of(args))
+    once(sources)
     names = choose(sources[0], kept.names, None, args.weight)
     gone = Learned.new(names, None, None, exact=True)
     stream = Stream(sources, [*names, *([args.weight] if args.weight else [])])

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from bnorm.app import opening
+from bnorm.app import opening, places
 from bnorm.app.choosing import refuse_unknown
 from bnorm.app.columnar import ArrowSource, ParquetSource
 from bnorm.app.csv_source import CsvSource
@@ -45,6 +45,11 @@ def find(names: Sequence[str], dialect: Dialect = PLAIN, output: str | None = No
                 paths = [p for p in paths if not _is_below(p, output)] or paths
             found += [source(path, dialect) for path in paths]
     return found
+
+
+def once(sources: Sequence[Source]) -> None:
+    """Raise DataError for a file that a command would count twice, also as a file and as standard input."""
+    places.once(s.name if s.path else "/dev/stdin" for s in sources)
 
 
 def source(path: Path | None, dialect: Dialect = PLAIN) -> Source:
