@@ -240,8 +240,14 @@ def test_errors(command, tmp_path):
         *fit, "--by", "till", "--text", "size", code=2
     )
     assert "--text: expected --by with it" in command.fails(*fit, "--text", "till", code=2)
-    assert "--exact: expected none with --by" in command.fails(*fit, "--by", "store", "--exact", code=2)
-    assert "--momentum: expected none" in command.fails(*fit, "--by", "store", "--momentum", "0.1", code=2)
+    for *option, reason in (
+        ("--exact", "groups have no exact sums"),
+        ("--momentum", "0.1", "GroupedTransformer(momentum=...) learns yours"),
+        ("--history", "9", "groups keep no records"),
+        ("--checkpoint", "c.npz", "groups are only saved at the end"),
+    ):
+        said = command.fails(*fit, "--by", "store", *option, code=2)
+        assert said.startswith(f"bnorm: error: {option[0]}: expected none with --by, as ") and said.endswith(reason)
     assert "--prior: expected --by with it" in command.fails(*fit, "--prior", "3", code=2)
     x.assign(size=np.inf).to_parquet(tmp_path / "inf.parquet")
     said = command.fails("fit", tmp_path / "inf.parquet", "-o", state, "--by", "store")

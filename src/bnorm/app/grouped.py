@@ -30,6 +30,14 @@ from bnorm.transformer.key_index import Index
 from bnorm.transformer.times import stamps
 
 LARGEST = 20  # groups that are shown
+WITHOUT = {  # the options that --by does not go with, and why
+    "momentum": "groups are learned in batches of any size, as they are read; "
+    "in Python, GroupedTransformer(momentum=...) learns yours",
+    "exact": "groups have no exact sums",
+    "history": "groups keep no records",
+    "checkpoint": "groups are only saved at the end",
+    "resume": "groups are only saved at the end",
+}
 
 
 def read(path: str) -> Stored | Learned:
@@ -62,9 +70,9 @@ def digest(state: Stored | Learned) -> str:
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
     """Run `bnorm fit --by`. Returns a summary."""
-    for name in ("momentum", "exact", "history", "checkpoint", "resume"):
+    for name, reason in WITHOUT.items():
         if getattr(args, name):
-            raise ArgumentsError(f"--{name.replace('_', '-')}: expected none with --by, as groups have no such state")
+            raise ArgumentsError(f"--{name}: expected none with --by, as {reason}")
     sources = find(args.data, Dialect.of(args))
     first = sources[0]
     column = time_column(args, first)
