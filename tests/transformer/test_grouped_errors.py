@@ -142,6 +142,20 @@ def test_merge_refuses():
         assert pickle.dumps(t._groups.__dict__) == before
 
 
+@pytest.mark.parametrize(("by", "want"), [("a", r"columns \[1\]"), (["key", "a"], r"columns \[1\]"), ("z", "the name")])
+def test_other_keys_than_those_of_the_stream_are_neither_saved_nor_merged(tmp_path, by, want):
+    """A file would have the keys of one column, and be used with another."""
+    t, other = (GroupedTransformer("key").fit(frame(table())) for _ in range(2))
+    t.set_params(by=by)
+    before = pickle.dumps((t._groups.__dict__, other._groups.__dict__))
+    for call in (lambda: t.save(tmp_path / "t.npz"), lambda: t.merge(other), lambda: other.merge(t)):
+        with pytest.raises(ValueError, match=f"^GroupedTransformer: by: expected {want}"):
+            call()
+    assert pickle.dumps((t._groups.__dict__, other._groups.__dict__)) == before
+    assert not (tmp_path / "t.npz").exists()
+    t.set_params(by=1).merge(other).save(tmp_path / "t.npz")  # the same column
+
+
 @pytest.mark.parametrize("way", [{}, {"halflife": 3.0}, {"halflife": "4s"}], ids=str)
 def test_underflow_is_no_failure(way):
     """Where NumPy is set to raise at it, too: of rows that have faded, of tiny values and of tiny weights."""

@@ -170,6 +170,11 @@ def _places(estimator: Any, names: list[Any] | None, width: int, reset: bool) ->
     return places
 
 
+def check_places(estimator: Any) -> None:
+    """Raise an error if `by` has changed, and does not name the key columns of the stream any more."""
+    _places(estimator, estimator._known_names(), estimator.n_features_in_, reset=False)
+
+
 def _key_columns(estimator: Any, keys: Any) -> list[tuple[str, Any]]:
     """Return the key columns of keys that are given apart from a table: found by their names if fit knew names."""
     names, n = key_names(estimator), len(estimator._places)

@@ -16,7 +16,7 @@ from bnorm.transformer.fitted import at_once, restored_after_errors, ticks
 from bnorm.transformer.group_attributes import Attributes
 from bnorm.transformer.group_batches import Batch, batch_of, mapped
 from bnorm.transformer.group_saving import Savable
-from bnorm.transformer.group_tables import WHO, Named, Split, key_names, split
+from bnorm.transformer.group_tables import WHO, Named, Split, check_places, key_names, split
 from bnorm.transformer.groups import Groups
 from bnorm.transformer.keys import Keys, read
 from bnorm.transformer.sklearn_private import Interval, Options, check_feature_names_in
@@ -378,6 +378,7 @@ class GroupedTransformer(
     def _check_parameters(self) -> None:
         group_parameters.check(self)
         group_parameters.check_same_stream(self)
+        check_places(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
