@@ -38,6 +38,7 @@ __all__ = [
     "moments",
     "rms_norm",
 ]
+__dir__ = __all__.copy  # without what is imported here
 
 Shape = int | tuple[int, ...] | list[int]
 

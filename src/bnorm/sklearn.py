@@ -25,6 +25,7 @@ from bnorm.transformer.validation import INTEGERS, READ, Callbacks, aside, float
 from bnorm.transformer.weights import as_checked
 
 __all__ = ["StandardScaler"]
+__dir__ = __all__.copy  # without what is imported here
 
 FOUND = ("n_features_in_", "feature_names_in_")
 FITTED = ("n_samples_seen_", "mean_", "var_", "scale_")

@@ -28,6 +28,7 @@ except ImportError as error:
     raise checks.missing(__name__, "xarray", "xarray", error) from error
 
 __all__ = ["moments", "normalize"]
+__dir__ = __all__.copy  # without what is imported here
 
 Names = tuple[Hashable, ...]
 VARIABLE = "variable"  # the dimension of the statistics of several variables

@@ -184,6 +184,15 @@ def test_modules_come_when_they_are_used():
     assert {*bnorm.__all__, "distributed", "interop", "plot", "sklearn", "xarray"} == set(names)
 
 
+@pytest.mark.parametrize("name", ["functional", "sklearn", "xarray"])
+def test_a_module_lists_what_it_offers(name):
+    """And not what it imports, so that completion in a shell shows what is meant for users."""
+    if name == "xarray":
+        pytest.importorskip("xarray")
+    module = import_module(f"bnorm.{name}")
+    assert dir(module) == sorted(module.__all__)
+
+
 def test_type_information_is_installed():
     package = resources.files("bnorm")
     assert (package / "py.typed").is_file()
