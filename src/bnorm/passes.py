@@ -14,7 +14,7 @@ from typing import Any
 from numpy import ndarray
 
 from bnorm import checks, overlap
-from bnorm.kernels import BACKENDS, view
+from bnorm.kernels import BACKENDS, MEAN_SQUARE, view
 from bnorm.kernels.activation import Activation
 from bnorm.kernels.cpu.entries import ready
 from bnorm.kernels.cpu.launches import ready as ready_there
@@ -50,6 +50,14 @@ class Saved:
     digest: int  # of x, if set_debug is on
     order: tuple[int, ...] | None = None  # the memory order of the axes of a result, if not that of `layout`
     residual: bool = False  # whether x is the sum h, the forward's second result
+
+    def __repr__(self) -> str:
+        x = "overwritten by out=" if self.x is None else self.x.dtype
+        return f"<saved by {self._norm()}: x of shape {self.layout.shape}, {x}>"
+
+    def _norm(self) -> str:
+        """The name of the normalization."""
+        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles take: for a module of kernels, which neither can take, its name."""
@@ -123,6 +131,9 @@ class ChannelSaved(Saved):
     has_gamma: bool
     has_beta: bool
 
+    def _norm(self) -> str:
+        return "batch norm by known statistics" if self.frozen else "batch norm"
+
     def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         if not (self.has_gamma or self.has_beta):
             params = False
@@ -144,6 +155,14 @@ class RowSaved(Saved):
     rule: int  # VARIANCE or MEAN_SQUARE
     parameter_shape: tuple[int, ...]
     weight: ndarray | None
+
+    def _norm(self) -> str:
+        """The name. A group norm of all channels without further axes is a layer norm."""
+        if self.rule == MEAN_SQUARE:
+            return "RMS norm"
+        if len(block := self.layout.block) == 2 or block[1] == block[3] == 1:
+            return "layer norm"
+        return "instance norm" if block[2] == 1 else "group norm"
 
     def gradients(self, dy: ndarray, params: Any, out: ndarray | None, dh: ndarray | None = None) -> Gradients:
         gamma, beta = self.gamma, self.beta

@@ -368,6 +368,29 @@ def test_what_numpy_is_set_to_raise_is_not_raised():
     assert np.isinf(m.max[1]) and m.mean[0] > 0 and np.isinf(shift[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "norm"),
+    [
+        ("batch_norm", {}, "batch norm"),
+        ("batch_norm", {"mean": np.zeros(4), "var": np.ones(4)}, "batch norm by known statistics"),
+        ("layer_norm", {"normalized_shape": 3}, "layer norm"),
+        ("layer_norm", {"normalized_shape": (4, 3)}, "layer norm"),
+        ("rms_norm", {"normalized_shape": 3}, "RMS norm"),
+        ("group_norm", {"num_groups": 2}, "group norm"),
+        ("group_norm", {"num_groups": 1}, "group norm"),
+        ("instance_norm", {}, "instance norm"),
+    ],
+)
+def test_what_is_saved_names_itself_in_a_line(name, options, norm):
+    x = np.arange(24.0, dtype="f4").reshape(2, 3, 4).swapaxes(1, 2)
+    for given, dtype in ((x, "float32"), (x.astype("f8"), "float64"), (x[:1].copy(), "float32")):
+        saved = getattr(F, name)(given, **options)[1]
+        assert repr(saved) == f"<saved by {norm}: x of shape {given.shape}, {dtype}>"
+        assert repr(pickle.loads(pickle.dumps(saved))) == repr(saved)
+    _, saved = getattr(F, name)(given, **options, out=given)
+    assert repr(saved) == f"<saved by {norm}: x of shape (1, 4, 3), overwritten by out=>"
+
+
 def test_every_function_is_documented():
     for name in F.__all__:
         assert getattr(F, name).__doc__, name
