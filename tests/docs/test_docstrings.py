@@ -83,6 +83,13 @@ def test_help_of_a_layer_is_complete_without_that_of_another(name, method):
     assert described(inspect.getdoc(own)) == [each for each in inspect.signature(own).parameters if each != "self"]
 
 
+@pytest.mark.parametrize("name", ["RunningNorm", "RunningNormTree"])
+@pytest.mark.parametrize("method", ["__call__", "update", "normalize", "denormalize", "load_state_dict"])
+def test_help_of_a_tree_is_complete_without_that_of_its_parts(name, method):
+    own = getattr(getattr(bnorm, name), method)
+    assert described(inspect.getdoc(own)) == [each for each in inspect.signature(own).parameters if each != "self"]
+
+
 @pytest.mark.parametrize("cls", [bnorm.Moments, ExactMoments], ids=lambda cls: cls.__name__)
 def test_help_lists_the_methods_of_moments_that_the_documentation_has(cls):
     page = (ROOT / "docs" / "api" / "functional.rst").read_text(encoding="utf-8")

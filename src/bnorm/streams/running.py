@@ -141,7 +141,18 @@ class RunningNorm(Followed):
 
     @np.errstate(all="ignore")
     def denormalize(self, z: Any) -> Any:
-        """The reverse of `normalize`, except for what `clip` has cut off; in the dtype of z."""
+        """The reverse of `normalize`, except for what `clip` has cut off.
+
+        Parameters
+        ----------
+        z : array_like
+            What a call returned: one normalized observation, or a batch of them.
+
+        Returns
+        -------
+        obs : ndarray
+            In the shape and dtype of z; float64 for bools and integers.
+        """
         a = self._taken(z, "z")
         wide = a.astype(np.float64)
         wide *= self._spread().reshape(self._shape)  # in place, as a product of arrays without axes is a number

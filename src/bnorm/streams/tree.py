@@ -58,19 +58,59 @@ class RunningNormTree(Normalizer):
             )
 
     def __call__(self, obs: Any) -> Any:
-        """Update the statistics of parts in training mode, and normalize: an observation of the same structure."""
+        """Update the statistics of parts in training mode, and normalize.
+
+        Parameters
+        ----------
+        obs : dict or tuple
+            An observation of the structure of the tree. Its arrays are one observation each, or a batch of them along
+            leading axes, as in a call of RunningNorm.
+
+        Returns
+        -------
+        z : dict or tuple
+            The same structure with normalized arrays. What has no normalizer is passed on as it is.
+        """
         return self._moved(obs, lambda norm: norm.training)
 
     def update(self, obs: Any) -> None:
-        """Update the statistics, in either mode, without normalizing."""
+        """Update the statistics, in either mode, without normalizing.
+
+        Parameters
+        ----------
+        obs : dict or tuple
+            As in a call: an observation, or batches of its arrays.
+        """
         self._moved(obs, lambda norm: True, maps=False)
 
     def normalize(self, obs: Any) -> Any:
-        """Normalize by the present statistics, which do not change."""
+        """Normalize by the present statistics, which do not change.
+
+        Parameters
+        ----------
+        obs : dict or tuple
+            As in a call: an observation, or batches of its arrays.
+
+        Returns
+        -------
+        z : dict or tuple
+            As in a call.
+        """
         return self._mapped(lambda norm, x: norm.normalize(x), obs)
 
     def denormalize(self, z: Any) -> Any:
-        """The reverse of `normalize`."""
+        """The reverse of `normalize`, except for what `clip` has cut off.
+
+        Parameters
+        ----------
+        z : dict or tuple
+            A normalized observation, or batches of its arrays.
+
+        Returns
+        -------
+        obs : dict or tuple
+            The same structure, in the dtypes of z.
+        """
         return self._mapped(lambda norm, x: norm.denormalize(x), z)
 
     def train(self, mode: bool = True) -> Self:
@@ -123,7 +163,20 @@ class RunningNormTree(Normalizer):
         )
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> state.Incompatible:
-        """Load a `state_dict()` of a tree of the same structure. After an error nothing is loaded."""
+        """Load a `state_dict()` of a tree of the same structure. After an error nothing is loaded.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array
+            Of a tree whose parts have the same names and shapes, and the same momentum or half-life.
+        strict : bool, default True
+            Whether missing and unexpected names are an error. A wrong shape always is. What is missing begins anew.
+
+        Returns
+        -------
+        Incompatible
+            A named tuple of the `missing_keys` and `unexpected_keys`.
+        """
         holders = {f"{place}.": norm for place, norm in self._norms().items()}
         return state.load(CLASS, "state_dict", holders, state_dict, strict)
 
