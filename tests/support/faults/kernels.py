@@ -233,10 +233,17 @@ FAULTS = {
             "tests/kernels/test_activations.py",
         ),
         (
+            "a masked value enters the sums of a plane",
+            "kernels/cpu/loops/weights.h",
+            "        d = bn_counted(OF(bn_take_some)(x + i, left) - m, bytes);\n",
+            "        d = OF(bn_take_some)(x + i, left) - m;\n",
+            "tests/kernels/test_weighted.py tests/functional/test_masks.py",
+        ),
+        (
             "NaN under weight zero enters the sums of a plane",
             "kernels/cpu/loops/weights.h",
-            "    const bn_doubles d = bn_unless_zero(off, weight), p = weight * d;\n",
-            "    const bn_doubles d = off, p = weight * d;\n",
+            "        d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight);\n",
+            "        d = OF(bn_take_some)(x + i, left) - m;\n",
             "tests/kernels/test_weighted.py tests/functional/test_masks.py",
         ),
         (

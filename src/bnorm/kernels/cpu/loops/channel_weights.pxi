@@ -135,7 +135,8 @@ cdef inline void sums_of_planes(const real* x, const Block* b, const double* m, 
     cdef double[WIDE >> 1] sums, squares    # 8 parts for each channel
     cdef double[PART] near
     cdef Block p = plane_of(b)
-    cdef bint single = b.weighs == BN_FLOAT32 and p.channels == 1   # else converted once for all channels
+    # Weights of several channels are converted once, but it takes less to look at a mask.
+    cdef int kind = b.weighs if p.channels == 1 or b.weighs == BN_BOOL else BN_REAL
     cdef const void* w
     cdef Py_ssize_t r, i, n
     zero(sums, 8 * p.channels)
@@ -148,9 +149,9 @@ cdef inline void sums_of_planes(const real* x, const Block* b, const double* m, 
             if b.folds != NULL:
                 fold_weights(b, r * p.run + i + n)
                 fetch_weights(b, <const char*>w, n)
-            if not single:
+            if kind == BN_REAL:
                 w = weights_at(w, b.weighs, 0, n, near)
-            bn_weighted_planes(p.channels, n, x + r * p.stride + i, single, w, m, b.ahead, sums, squares)
+            bn_weighted_planes(p.channels, n, x + r * p.stride + i, kind, w, m, b.ahead, sums, squares)
             i += n
     whole_sums(p.channels, sums, s)
     whole_sums(p.channels, squares, q)

@@ -292,39 +292,49 @@ BN_APART ptrdiff_t OF(bn_weighted_columns)(ptrdiff_t fours, const real *BN_RESTR
 
 #if BN_SIDE > 1
 /* Adds a vector of a plane, from value i on, of which the first `left` values exist. */
-BN_INLINE void OF(bn_plane_vector)(const real *x, int single, const void *w, ptrdiff_t i, ptrdiff_t left, bn_doubles m,
-                                   double minus, bn_doubles *s, bn_doubles *q)
+BN_INLINE void OF(bn_plane_vector)(const real *x, int kind, const void *w, ptrdiff_t i, ptrdiff_t left, bn_doubles m,
+                                   bn_doubles *s, bn_doubles *q)
 {
-    const bn_doubles weight = single ? bn_take_some_float((const float *)w + i, left)
-                                     : bn_take_some_double((const double *)w + i, left);
-    const bn_doubles off = bn_less_doubles(OF(bn_take_some)(x + i, left), m, minus);
-    const bn_doubles d = bn_unless_zero(off, weight), p = weight * d;
+    bn_doubles d, p;
+    if (kind == BN_BOOL || kind == BN_UINT8) {
+        const uint8_t *bytes = (const uint8_t *)w + i;
+        uint8_t some[BN_SIDE] = {0};
+        if (left < BN_SIDE)
+            bytes = (const uint8_t *)memcpy(some, bytes, (size_t)left);
+        d = bn_counted(OF(bn_take_some)(x + i, left) - m, bytes);
+        p = kind == BN_BOOL ? d : bn_take_bytes(bytes) * d;
+    } else {
+        bn_doubles weight = kind == BN_FLOAT32 ? bn_take_some_float((const float *)w + i, left)
+                                               : bn_take_some_double((const double *)w + i, left);
+        BN_HIDE(weight);    /* or the compiler loads it twice */
+        d = bn_unless_zero(OF(bn_take_some)(x + i, left) - m, weight);
+        p = weight * d;
+    }
     *s += p;
     *q += p * d;
 }
 #endif
 
 /* Adds sum w (x - m) and sum w (x - m)^2 of a plane of n values to 8 parts of each. A value of weight 0 does not enter,
- * even if it is NaN. Weights are float32 (`single`) or float64. There are 16 running sums of each, as terms that are all
- * equal would be rounded the same way in each addition. */
-BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, const void *w, double m, double *sum,
+ * even if it is NaN. Weights are of any kind, a constant to the compiler. There are 16 running sums of each, as terms
+ * that are all equal would be rounded the same way in each addition. */
+BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int kind, const void *w, double m, double *sum,
                                      double *square)
 {
     enum { RUNNING = 16 };
     ptrdiff_t i = 0;
 #if BN_SIDE > 1
-    const double minus = bn_minus_one_double();
     bn_doubles s[RUNNING / BN_SIDE] = {{0}}, q[RUNNING / BN_SIDE] = {{0}}, center;
     for (int j = 0; j < BN_SIDE; j++)
         center[j] = m;
     for (; i + RUNNING <= n; i += RUNNING)
         BN_UNROLLED
         for (int v = 0; v < RUNNING / BN_SIDE; v++)
-            OF(bn_plane_vector)(x, single, w, i + v * BN_SIDE, BN_SIDE, center, minus, &s[v], &q[v]);
+            OF(bn_plane_vector)(x, kind, w, i + v * BN_SIDE, BN_SIDE, center, &s[v], &q[v]);
     BN_UNROLLED
     for (int v = 0; v < RUNNING / BN_SIDE; v++, i += BN_SIDE)
         if (i < n)
-            OF(bn_plane_vector)(x, single, w, i, n - i, center, minus, &s[v], &q[v]);
+            OF(bn_plane_vector)(x, kind, w, i, n - i, center, &s[v], &q[v]);
     BN_UNROLLED
     for (int v = 0; v < 8 / BN_SIDE; v++) {
         bn_put(sum + v * BN_SIDE, bn_take_double(sum + v * BN_SIDE) + (s[v] + s[v + 8 / BN_SIDE]));
@@ -333,7 +343,9 @@ BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, con
 #else
     double s[RUNNING] = {0}, q[RUNNING] = {0};
     for (; i < n; i++) {
-        const double weight = single ? (double)((const float *)w)[i] : ((const double *)w)[i];
+        const double weight = kind == BN_UINT8     ? (double)((const uint8_t *)w)[i]
+                              : kind == BN_BOOL    ? (double)(((const uint8_t *)w)[i] != 0)
+                              : kind == BN_FLOAT32 ? (double)((const float *)w)[i] : ((const double *)w)[i];
         const double d = weight != 0.0 ? (double)x[i] - m : 0.0, p = weight * d;
         s[i % RUNNING] += p;
         q[i % RUNNING] += p * d;
@@ -346,16 +358,24 @@ BN_INLINE void OF(bn_weighted_plane)(const real *x, ptrdiff_t n, int single, con
 }
 
 /* The same for planes that follow each other, and have the same weights. */
-BN_APART void OF(bn_weighted_planes)(ptrdiff_t planes, ptrdiff_t n, const real *x, int single, const void *w,
+BN_INLINE void OF(bn_planes_of_kind)(ptrdiff_t planes, ptrdiff_t n, const real *x, int kind, const void *w,
                                      const double *m, bn_ahead *ahead, double *sum, double *square)
 {
     for (; planes > 0; planes--, x += n, m++, sum += 8, square += 8) {
         if (ahead)
             bn_fetch(ahead, n * sizeof(real));
-        if (single)
-            OF(bn_weighted_plane)(x, n, 1, w, *m, sum, square);
-        else
-            OF(bn_weighted_plane)(x, n, 0, w, *m, sum, square);
+        OF(bn_weighted_plane)(x, n, kind, w, *m, sum, square);
+    }
+}
+
+BN_APART void OF(bn_weighted_planes)(ptrdiff_t planes, ptrdiff_t n, const real *x, int kind, const void *w,
+                                     const double *m, bn_ahead *ahead, double *sum, double *square)
+{
+    switch (kind) {
+    case BN_FLOAT32: OF(bn_planes_of_kind)(planes, n, x, BN_FLOAT32, w, m, ahead, sum, square); break;
+    case BN_BOOL: OF(bn_planes_of_kind)(planes, n, x, BN_BOOL, w, m, ahead, sum, square); break;
+    case BN_UINT8: OF(bn_planes_of_kind)(planes, n, x, BN_UINT8, w, m, ahead, sum, square); break;
+    default: OF(bn_planes_of_kind)(planes, n, x, BN_REAL, w, m, ahead, sum, square);
     }
 }
 #endif
