@@ -1,4 +1,5 @@
-"""Further arguments of norms in nets: a residual, beside an addition and a norm; and a mask, beside none.
+"""Further arguments of norms in nets: a residual, beside an addition and a norm; a mask, beside none; and an
+activation, beside PyTorch's norm and activation.
 
     python -m benchmarks.nets [--quick] [--threads N]
 
@@ -27,6 +28,9 @@ MASKED = [  # (N, C, L) or (N, C, H, W), and the groups
     ((64, 64, 1000), 64),
     ((8, 16, 50), 4),
 ]
+NORMS = [("batch", (16, 64, 56, 56)), ("batch", (65536, 64)), ("group", (16, 64, 32, 32)), ("layer", (8192, 768))]
+ACTIVATIONS = ["relu", "silu", "gelu"]
+GROUPS = 32
 
 
 def milliseconds(calls: list[Call], rounds: int, least: float) -> list[float]:
@@ -74,6 +78,46 @@ def masked(shape: tuple[int, ...], groups: int, rounds: int, least: float) -> li
     return [f"{shape} in {groups}", *columns(forward), *columns(backward)]
 
 
+def activated(kind: str, shape: tuple[int, ...], name: str, rounds: int, least: float) -> list[str]:
+    """Measure a norm with an activation and its backward, and the norm and the activation of PyTorch."""
+    import torch
+    from torch.nn import functional as T
+
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal(shape, dtype=np.float32) for _ in range(2))
+    gamma, beta = np.ones((2, shape[1]), np.float32)
+    theirs = torch.from_numpy(x).requires_grad_()
+    parameters = [torch.from_numpy(a).requires_grad_() for a in (gamma, beta)]
+    of_theirs = torch.from_numpy(dy)
+    act = {"relu": T.relu, "silu": T.silu, "gelu": lambda v: T.gelu(v, approximate="tanh")}[name]
+    options: Any = {"gamma": gamma, "beta": beta, "activation": name}
+    ours, norm = {
+        "batch": (lambda: F.batch_norm(x, **options), lambda: T.batch_norm(theirs, None, None, *parameters, True)),
+        "group": (lambda: F.group_norm(x, GROUPS, **options), lambda: T.group_norm(theirs, GROUPS, *parameters)),
+        "layer": (
+            lambda: F.layer_norm(x, normalized_shape=shape[1], **options),
+            lambda: T.layer_norm(theirs, shape[1:], *parameters),
+        ),
+    }[kind]
+    y, saved = ours()
+    z = act(norm())
+
+    def backward() -> torch.Tensor:
+        theirs.grad = None
+        z.backward(of_theirs, retain_graph=True)
+        found: torch.Tensor = theirs.grad
+        return found
+
+    for got, want in ((y, z.detach()), (F.backward(dy, saved)[0], backward())):
+        if np.abs(got - want.numpy()).max() > 1e-4:
+            raise RuntimeError(f"{kind} norm of {shape} with {name}: not what PyTorch gives")
+    return [
+        f"{kind} norm {shape}, {name}",
+        *columns(milliseconds([ours, lambda: act(norm())], rounds, least)),
+        *columns(milliseconds([lambda: F.backward(dy, saved), backward], rounds, least)),
+    ]
+
+
 def columns(times: list[float]) -> list[str]:
     """Return both times, and the second over the first."""
     return [*(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}"]
@@ -93,8 +137,25 @@ def report(quick: bool, threads: int) -> Iterator[str]:
         heads = ["shape, groups", "forward", "masked", "ratio", "backward", "masked", "ratio"]
         table = [heads, *(masked(*case, rounds, least) for case in (MASKED[-1:] if quick else MASKED))]
         yield f"Group norm with a mask, float32, {threads} threads, milliseconds:\n\n" + "\n".join(aligned(table, 1))
+        yield of_activations(quick, threads, rounds, least)
     finally:
         bnorm.set_num_threads(before)
+
+
+def of_activations(quick: bool, threads: int, rounds: int, least: float) -> str:
+    try:
+        import torch
+    except ImportError:
+        return "Norms with an activation are compared with PyTorch's, which is not installed."
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        heads = ["norm", "forward", "PyTorch", "ratio", "backward", "PyTorch", "ratio"]
+        norms = NORMS[-1:] if quick else NORMS
+        table = [heads, *(activated(*norm, name, rounds, least) for norm in norms for name in ACTIVATIONS)]
+        return f"Norms with an activation, float32, {threads} threads, milliseconds:\n\n" + "\n".join(aligned(table, 1))
+    finally:
+        torch.set_num_threads(before)
 
 
 def main() -> None:
