@@ -3,8 +3,8 @@
 # depend on it, as the sums of a column do not depend on other columns.
 #
 # Uses nothing of its siblings.
-# Gives FUSE, ROW, bypasses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_before, plan_rows,
-# plan_sums, rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, weighed.
+# Gives FUSE, ROW, bypasses, crosses, fits, is_brief, is_far, is_touched, kept, near, parts, plan, plan_before,
+# plan_rows, plan_sums, rounded_up, run, run_map, scattered, share_weights, sizes, threads_of, touched, weighed.
 
 cdef enum:
     TASK = 16384            # values that make a task worth its overhead: they take a few microseconds
@@ -27,6 +27,7 @@ cdef enum:
     ROW = 64                # values that take as long as the statistics of a row
     SCATTERED = 9 << 20     # bytes of all arrays, for each thread, from which a group of channels is fetched ahead
     SPREAD = 1 << 26        # larger inputs of images are fetched ahead wherever they are
+    LINED = 256             # values of a row of float32 from which that pays (`crosses`)
     LONG_RUN = 1 << 13      # values of a run that AMD's processors before Zen 5 read faster if nothing is fetched ahead
 
 
@@ -108,6 +109,12 @@ cdef inline bint near(const Job* job, Py_ssize_t n_bytes) noexcept nogil:
     """Whether images, x and dy of n_bytes each, are found in the caches: then they need not be fetched ahead."""
     return job.inner > 1 and bn_habits.most > 0 and sizes.looked <= n_bytes <= SPREAD \
         and bn_are_near(job.x, job.dy, n_bytes)
+
+
+cdef inline bint crosses(const RowJob* job) noexcept nogil:
+    """Whether the rows are whole cache lines long, but begin within lines, as in NumPy's large arrays. To read full
+    lines pays then on AMD's processors before Zen 5 too."""
+    return before_zen_5 and job.channels >= LINED and job.channels % VECTOR == 0 and <size_t>job.x % BN_LINE != 0
 
 
 cdef inline bint touched(const void* x, Py_ssize_t n_bytes, int threads) noexcept nogil:

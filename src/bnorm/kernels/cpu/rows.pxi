@@ -1,8 +1,8 @@
 # Layer, group, instance and RMS normalization.
 #
 # Uses data, in_float64, is_wide, narrow_of, read_activation, result, vector (arrays), expect, expect_block,
-# expect_like, need (guards), ROW, bypasses, kept, plan_before, plan_rows, plan_sums, rounded_up, sizes, touched,
-# weighed (plan), expect_weights, kind_of_weights (weights).
+# expect_like, need (guards), ROW, bypasses, crosses, kept, plan_before, plan_rows, plan_sums, rounded_up, sizes,
+# touched, weighed (plan), expect_weights, kind_of_weights (weights).
 # Gives entries only.
 
 cdef enum:
@@ -58,7 +58,7 @@ cdef int row_view(
     job.far = cnp.PyArray_NBYTES(x) >= (sizes.far_maps if dy is None else sizes.far_rows)
     job.beside = cnp.PyArray_NBYTES(x) >= sizes.beside
     job.early = not job.wide and cnp.PyArray_NBYTES(x) >= sizes.early
-    job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired
+    job.paired = cnp.PyArray_NBYTES(x) >= sizes.paired or crosses(job)
     job.gamma = <const double*>data(gamma)
     job.beta = <const double*>data(beta)
     job.dy = job.given = data(dy)
