@@ -135,8 +135,9 @@ cdef inline void sums_of_planes(const real* x, const Block* b, const double* m, 
     cdef double[WIDE >> 1] sums, squares    # 8 parts for each channel
     cdef double[PART] near
     cdef Block p = plane_of(b)
-    # Weights of several channels are converted once, but it takes less to look at a mask.
-    cdef int kind = b.weighs if p.channels == 1 or b.weighs == BN_BOOL else BN_REAL
+    # Weights of several channels are converted once, but it takes less to look at a mask. Without AVX2 bytes always are.
+    cdef bint bytes = is_mask(b.weighs), direct = p.channels == 1 or b.weighs == BN_BOOL
+    cdef int kind = b.weighs if direct and (BN_PERMUTES > 1 or not bytes) else BN_REAL
     cdef const void* w
     cdef Py_ssize_t r, i, n
     zero(sums, 8 * p.channels)
