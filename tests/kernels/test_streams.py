@@ -213,6 +213,16 @@ def test_rows_anywhere(shape, way, dtype, act):
             assert memory.tobytes() == untouched.tobytes(), (f, place, "wrote beside out")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_several_runs_that_are_more_than_is_gathered_at_once(dtype):
+    """y of a smooth activation is gathered. The rows are longer than the memory for that, and their runs are not."""
+    _, x = large((2, 8, 500), STREAM, dtype)
+    gamma, beta = np.random.default_rng(3).standard_normal((2, 16))
+    y, *_ = cpu.rows_forward(x, gamma, beta, 1e-5, act=SILU)
+    parts = [cpu.rows_forward(x[i], gamma, beta, 1e-5, act=SILU)[0] for i in pieces(len(x), 3)]
+    assert y.tobytes() == np.concatenate(parts).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (5, 3), (2, 7), (9, 33), (300, 7), (40, 100), (3, 1000), (4, 3, 5)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_maps_from_every_place_in_a_line(shape, dtype):

@@ -126,7 +126,7 @@ cdef void forward_maps(
     cdef Py_ssize_t size = job.channels * job.inner, most = size if out.direct else longest(x), i, k, n, at, part
     cdef Py_ssize_t end = row + rows
     cdef Numbers of
-    if short_runs(job, x):
+    if short_runs(job, x) and (out.direct or not out.streamed or size <= 2 * longest(x)):   # or a part is gathered
         of = numbers_of_runs(h, r, b)
         n = max(<Py_ssize_t>1, min(BATCH // job.channels, longest(x) // size))
         while row < end:
