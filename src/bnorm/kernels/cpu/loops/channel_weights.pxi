@@ -135,7 +135,7 @@ cdef inline void sums_of_planes(const real* x, const Block* b, const double* m, 
     cdef double[WIDE >> 1] sums, squares    # 8 parts for each channel
     cdef double[PART] near
     cdef Block p = plane_of(b)
-    # Weights of several channels are converted once, but it takes less to look at a mask. Without AVX2 bytes always are.
+    # Weights of several channels are converted once, but it takes less to look at a mask. Without AVX2 bytes are, too.
     cdef bint bytes = is_mask(b.weighs), direct = p.channels == 1 or b.weighs == BN_BOOL
     cdef int kind = b.weighs if direct and (BN_PERMUTES > 1 or not bytes) else BN_REAL
     cdef const void* w
