@@ -195,8 +195,8 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
 
 cdef inline bint takes_back(const Job* job) noexcept nogil:
     """Whether the groups of a fused backward take dy back through the activation once, into dx, for the sums and for
-    the map. That pays for smooth activations. No bit changes if the sums are those of planes, unless dx is NaN but
-    where weights are 0."""
+    the map. That pays for smooth activations. No bit changes if the sums are those of planes and nothing is weighted.
+    """
     return job.act.kind >= BN_SILU and job.weight == NULL and job.narrow == BN_REAL and job.y != job.x \
         and job.inner >= BN_WIDTH and (job.runs or job.widen == 1)
 

@@ -112,7 +112,7 @@ static inline bn_numbers bn_no_numbers(void) { const bn_numbers none = {0}; retu
 /* What is summed: g and g t, where t = x - h. In all these files, "dy before the activation of v" means the gradient of
  * v, where dy is the gradient of the activation of v.
  *
- * BN_SQUARES: g = t. BN_PAIRS: g = dy before the activation of v = (x - h) scale + shift. BN_SCALED: g = dy gamma
+ * BN_SQUARES: g = t. BN_PAIRS: g = dy before the activation of v = (x - h) scale + shift. BN_SCALED: g = gamma times dy
  * before the activation of v gamma + beta. BN_WEIGHED_SQUARES: g = w t, where t is 0 if w is. BN_WEIGHED_PAIRS: as
  * BN_PAIRS, but t is 0 if g is. */
 enum { BN_SQUARES, BN_PAIRS, BN_SCALED, BN_WEIGHED_SQUARES, BN_WEIGHED_PAIRS };

@@ -154,7 +154,7 @@ BN_APART void OF(bn_map_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, co
     BN_BY_KIND(OF(bn_map_rows_by), act, rows, n, x, y, of, edge)
 }
 
-/* dx of contiguous rows or runs, where g is dy, or dy gamma, before the activation of u. With a gamma for each value
+/* dx of contiguous rows or runs, where g is dy before the activation of u, times gamma if each value has its own; then
  * dx = a (g - (b (x - h) + c)), plus dh if there is one. Without b (constant statistics) dx = a g. Else
  * dx = a (gain g - w (b (x - h) + c)), where gain and w may be left out; all runs have the same weights w. */
 BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
