@@ -8,4 +8,4 @@ cdef class Memory:
 
 
 cdef Memory scratch(size_t size)
-cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=*)
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=*, bint on_line=*)

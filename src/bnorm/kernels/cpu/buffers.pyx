@@ -2,10 +2,9 @@
 
 The system clears every page of a new array, which takes as long as the kernel that fills it. So a large result is a
 view of a buffer. When the result and all views of it are gone, the buffer is used for the next one.
-The data of such a result starts on a cache line, unlike that of NumPy's arrays, and at the offset in its page that the
-first cache line of x has. To see whether a load must wait for a store, a processor compares only the last 12 bits of
-their addresses: when a result began a little further into its page than x, each load waited for the store before it,
-and the kernel took up to twice the time.
+The data of such a result starts at the offset in its page that x has, or the first cache line of x. To see whether a
+load must wait for a store, a processor compares only the last 12 bits of their addresses: when a result began a little
+further into its page than x, each load waited for the store before it, and the kernel took up to twice the time.
 """
 
 import operator
@@ -175,8 +174,10 @@ cdef Memory scratch(size_t size):
     return memory
 
 
-cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL):
-    """Return an uninitialized C-contiguous array. beside: the data that will be read while the array is written."""
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const void* beside=NULL,
+                       bint on_line=True):
+    """Return an uninitialized C-contiguous array. beside: the data that will be read while the array is written. A
+    large array begins at the offset of that data in its page; on_line: at that of its first cache line."""
     cdef size_t size = 8 if type_num == cnp.NPY_DOUBLE else 4 if type_num in (cnp.NPY_FLOAT, cnp.NPY_INT32) else 2
     cdef int i
     for i in range(ndim):
@@ -185,7 +186,8 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp* shape, int type_num, const 
     if loan is None:
         return cnp.PyArray_EMPTY(ndim, <cnp.npy_intp*>shape, type_num, 0)
     cdef size_t address = <size_t>cnp.PyArray_DATA(loan.buffer.memory)
-    address += (<size_t>beside // LINE * LINE - address) % PAGE
+    cdef size_t unit = LINE if on_line else 1
+    address += (<size_t>beside // unit * unit - address) % PAGE
     cdef cnp.ndarray a = PyArray_New(<PyTypeObject*>cnp.ndarray, ndim, shape, type_num, NULL, <void*>address, 0,
                                      cnp.NPY_ARRAY_CARRAY, NULL)
     cnp.set_array_base(a, loan)

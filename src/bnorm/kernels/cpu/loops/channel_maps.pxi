@@ -245,7 +245,7 @@ cdef void map_columns(
     cdef Py_ssize_t channels, width, lead = 0, positions, lines, i, j, k, n
     cdef bint whole = end - begin == job.channels and plane <= most
     cdef bint several = weight == NULL and job.narrow == out.narrow == BN_REAL and not out.streamed
-    cdef bint fused = fuses(job, out)
+    cdef bint fused = fuses(job, out), brisk
     if last == job.rows:
         stop = job.outer * plane
     if whole:
@@ -256,6 +256,8 @@ cdef void map_columns(
             lead = (-<size_t>(<real*>out.y + at) & (BN_LINE - 1)) // sizeof(real)
         elif fused and out.streamed and step % (2 * VECTOR) == 0 and stop - at >= TURN * step:
             lead = (-<size_t>(out.y + 2 * at) & (BN_LINE - 1)) // 2
+    # Lines of forwards are sent several at a time; full lines of float64 would be sent faster than memory takes them.
+    brisk = out.direct and job.dy == NULL and (real is float or lead == 0)
     line.w = NULL if weight == NULL else <const void*>wr
     while begin < end:
         channels = end - begin if whole or run == 1 else min(end - begin, most // run)
@@ -271,7 +273,7 @@ cdef void map_columns(
             k = 0
             n = min(lead if lead else width, stop - i)
             lines = (stop - i - n) // step + 1 if several and n == width <= most else 1
-            if fused and BN_TWO <= n == step:   # contiguous lines
+            if n == step and (brisk and n >= EDGED or fused and n >= BN_TWO):    # contiguous lines
                 lines = min((stop - i) // n, max(<Py_ssize_t>1, most // n))
             while k < n:
                 j = min(most, n - k)

@@ -62,8 +62,8 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
     return found != 0;
 }
 
-/* Computes lines of y, each of n values from column `from` on and `step` values behind the one before. One line is sent
- * if there is an `edge`. infinite: NULL, or set if a value of x is infinite. That is checked in the loop that reads x
+/* Computes lines of y, each of n values from column `from` on and `step` values behind the one before. If there is an
+ * `edge`, they are contiguous and sent. infinite: NULL, or set if a value of x is infinite. That is checked in the loop that reads x
  * anyway; of a line that is sent afterwards, when it is in the first-level cache, unless y overwrites x. */
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
                                      ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
@@ -73,10 +73,10 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff
     integer any = 0;
     if (edge) {
         if (infinite && x == y)
-            any = OF(bn_any_infinite)(x, n);
-        BN_SEND_VALUES(1, n, y, edge, BN_COLUMN);
+            any = OF(bn_any_infinite)(x, lines * n);
+        BN_SEND_ROWS(1, lines, n, y, edge, BN_NO_NUMBERS, BN_COLUMN);
         if (infinite && x != y)
-            any = OF(bn_any_infinite)(x, n);
+            any = OF(bn_any_infinite)(x, lines * n);
     } else if (!infinite)
         BN_LINES_OF(y, BN_COLUMN)
     else
