@@ -180,9 +180,23 @@ cdef void between_backward(Job* job, Py_ssize_t begin, Py_ssize_t end) noexcept 
     loops.fold_backward(job, begin, end)
 
 
+cdef inline bint takes_back(const Job* job) noexcept nogil:
+    """Whether the sums of a backward take dy back through the activation for the map, too, which pays for smooth
+    activations. No bit depends on that."""
+    return job.act.kind >= BN_SILU and job.weight == NULL and job.narrow == BN_REAL and job.y != job.x
+
+
+cdef inline void continue_in_y(Job* job) noexcept nogil:
+    """Go on with dy that was taken back into y."""
+    if job.takes_back:
+        job.dy = job.y
+        job.act = identity()
+
+
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
     """Task t: reduction, formulas and map of one group of channels, while its values are in the cache."""
     cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels)
+    cdef Job mine
     if job.dy == NULL:
         loops.reduce(job, t)
         between_forward(job, begin, end)
@@ -190,37 +204,12 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
         loops.fold_forward(job, begin, end)
         loops.reduce(job, t)
         between_backward(job, begin, end)
-    loops.map(job, t)
-
-
-cdef inline bint takes_back(const Job* job) noexcept nogil:
-    """Whether the groups of a fused backward take dy back through the activation once, into dx, for the sums and for
-    the map. That pays for smooth activations. No bit changes if the sums are those of planes and nothing is weighted.
-    """
-    return job.act.kind >= BN_SILU and job.weight == NULL and job.narrow == BN_REAL and job.y != job.x \
-        and job.inner >= BN_WIDTH and (job.runs or job.widen == 1)
-
-
-cdef void smooth_passes(Job* job, Py_ssize_t t) noexcept nogil:
-    """The backward of both_passes with dy that is taken back first: that is the map of constant statistics for a = 1.
-    dx then stays in the cache."""
-    cdef Py_ssize_t begin = t * job.group, end = min(begin + job.group, job.channels), c
-    cdef Job mine = job[0]
-    loops.fold_forward(job, begin, end)
-    for c in range(begin, end):
-        if job.wide:
-            (<double*>job.a)[c] = 1.0
-        else:
-            (<float*>job.a)[c] = 1.0
-    mine.stream = False
-    mine.b = mine.c = NULL
-    loops.map(&mine, t)
-    mine.b, mine.c = job.b, job.c
-    mine.dy = mine.y
-    mine.act = identity()
-    mine.far = False
-    loops.reduce(&mine, t)
-    between_backward(&mine, begin, end)
+    if not job.takes_back:
+        loops.map(job, t)
+        return
+    mine = job[0]
+    continue_in_y(&mine)
+    mine.stream = False     # y is in the cache
     loops.map(&mine, t)
 
 
@@ -349,10 +338,11 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         job.unit = unit_of(weight)
     with nogil:
         job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
+        job.takes_back = reduce and not frozen and takes_back(&job)
         job.far = (job.far or job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x))) \
-            and not near(&job, cnp.PyArray_NBYTES(x))
+            and not job.takes_back and not near(&job, cnp.PyArray_NBYTES(x))
         if job.fused:
-            run(smooth_passes if takes_back(&job) else both_passes, &job, False)
+            run(both_passes, &job, False)
         else:
             loops.fold_forward(&job, 0, C)
             if reduce:
@@ -360,6 +350,7 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                 loops.merge_sums(&job, 0, C)
             if not frozen:
                 between_backward(&job, 0, C)
+                continue_in_y(&job)
             elif reduce:
                 finish_sums(&job, 0, C)
             if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone, without x

@@ -100,6 +100,7 @@ ctypedef struct Job:
     bint skipna
     bint exact              # moments of float32 are summed in float64
     Activation act
+    bint takes_back         # a reduction stores dy before the activation in y
     bint fused              # both passes over a group of channels before the next
     bint stream, far        # y, or x, is too large for the caches
     bint finite             # look for infinities in x while mapping it

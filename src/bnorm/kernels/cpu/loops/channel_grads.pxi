@@ -5,7 +5,7 @@
 # A loop over values is compiled for each kind of activation (listed in formulas.h): its caller gives it to `by_kind`,
 # and its first argument is the activation.
 #
-# Uses Block, begin_sums, columns_of, gather_sums, plane_sums, planes_of, width_of, zero (channel_columns),
+# Uses Block, begin_sums, columns_of, gather_sums, plane_of, plane_sums, planes_of, width_of, zero (channel_columns),
 # column_sums, product (channel_sums).
 # Gives block_sums, numbers_of_columns, products_beyond_float, pulled, sums_of_pairs.
 
@@ -86,11 +86,12 @@ cdef inline bint products_beyond_float(
 
 
 cdef inline void sums_of_pairs(
-    Activation act, const real* dy, const real* x, const Block* b, const Numbers* of, bint weighted,
+    Activation act, bint pulls, const real* dy, const real* x, const Block* b, const Numbers* of, bint weighted,
     double* s, double* d
 ) noexcept nogil:
-    """Add s += sum dy, d += sum dy (x - h) per column, with dy before the activation if there is one."""
-    if act.kind != BN_IDENTITY:
+    """Add s += sum dy, d += sum dy (x - h) per column, with dy before the activation if there is one. pulls: there was
+    one, so that the order of additions does not depend on when dy is taken back."""
+    if pulls:
         pulled_pair_sums(dy, x, b, of, act, weighted, s, d)
     elif weighted:
         column_sums(BN_WEIGHED_PAIRS, 8, dy, x, b, <const real*>of.h, s, d)
@@ -110,22 +111,52 @@ cdef inline Numbers numbers_of_columns(
     return of
 
 
-cdef void block_sums(
-    const real* dy, const real* x, const Block* b, const Numbers* channels, Activation act, double* sums, double* dots
+cdef void take_block_back(
+    Activation act, const real* dy, const real* x, const Block* b, const Numbers* columns, real* g
 ) noexcept nogil:
-    """Add one block to the gradient sums of its channels. channels: what the loops need of each channel."""
+    """Compute dy before the activation of a block, which is dx of constant statistics for a = 1, and store it in g."""
+    cdef real[WIDE] ones
+    cdef Block p = plane_of(b)
+    cdef Numbers of = columns[0]
+    cdef Py_ssize_t j, r, width = width_of(b)
+    for j in range(p.channels if planes_of(b) else width):
+        ones[j] = 1
+    of.a = ones
+    of.b = of.c = NULL
+    if planes_of(b):
+        for r in range(p.rows):
+            j = r * p.stride
+            bn_gradient_rows(act, p.channels, p.run, dy + j, x + j, g + j, &of, <bn_edge*>NULL)
+        return
+    bn_gradient_columns(act, b.rows, b.stride, dy, x, g, width, &of, 0, <bn_edge*>NULL)
+    if b.extra > 0:
+        j = b.rows * b.stride
+        bn_gradient_columns(act, 1, b.stride, dy + j, x + j, g + j, b.extra, &of, 0, <bn_edge*>NULL)
+
+
+cdef void block_sums(
+    const real* dy, const real* x, const Block* b, const Numbers* channels, Activation act, real* g, double* sums,
+    double* dots
+) noexcept nogil:
+    """Add one block to the gradient sums of its channels. channels: what the loops need of each channel. g: where to
+    store dy before the activation, or NULL."""
     cdef real[WIDE] high, scale, shift
     cdef double[WIDE] s, d, careful_s, careful_d
     cdef double count = <double>b.rows * b.widen * b.run
-    cdef Numbers of
+    cdef Numbers of = channels[0]
     cdef Py_ssize_t c
-    cdef bint as_planes = planes_of(b)
+    cdef bint as_planes = planes_of(b), pulls = act.kind != BN_IDENTITY
+    if not as_planes:
+        of = numbers_of_columns(act, b, channels, high, scale, shift)
+    if g != NULL:
+        take_block_back(act, dy, x, b, &of, g)
+        dy = g
+        act = identity()
     if as_planes:
         plane_sums(act, dy, x, b, channels, s, d)
     else:
-        of = numbers_of_columns(act, b, channels, high, scale, shift)
         begin_sums(b, s, d)
-        sums_of_pairs(act, dy, x, b, &of, b.w != NULL, s, d)
+        sums_of_pairs(act, pulls, dy, x, b, &of, b.w != NULL, s, d)
         gather_sums(b, s, d)
     if real is float and products_beyond_float(b.channels, count, s, d):
         of = numbers_of_columns(act, b, channels, high, scale, shift)

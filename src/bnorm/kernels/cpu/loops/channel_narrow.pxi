@@ -210,7 +210,8 @@ cdef bint gradients_of_block(Job* job, Py_ssize_t at, const Block* b, Py_ssize_t
         of = numbers_of_columns(job.act, b, &channels, &high[0], &scale[0], &shift[0])
         begin_sums(b, s, d)
         while next_chunk(job, at, b, most, &r, &chunk, &values[0], &gradients[0]):
-            sums_of_pairs(job.act, <const float*>gradients, <const float*>values, &chunk, &of, False, s, d)
+            sums_of_pairs(job.act, job.act.kind != BN_IDENTITY, <const float*>gradients, <const float*>values, &chunk,
+                          &of, False, s, d)
         gather_sums(b, s, d)
     if products_beyond_float(b.channels, <double>values_of(b), s, d):
         return False

@@ -23,11 +23,14 @@ cdef void add_block(
 ) noexcept nogil:
     """Add a block that starts with channel c to the partial results of a piece."""
     cdef Numbers of
+    cdef real* g = NULL
     if job.dy == NULL:
         block_moments(x, b, job.skipna, job.exact, parts_at(job, c, partial))
     else:
         of = numbers_of(job, c, x)
-        block_sums(dy, x, b, &of, job.act, partial + c, partial + c + job.channels)
+        if job.takes_back:
+            g = <real*>job.y + (dy - <const real*>job.dy)
+        block_sums(dy, x, b, &of, job.act, g, partial + c, partial + c + job.channels)
 
 
 cdef void reduce_block(
@@ -81,9 +84,9 @@ cdef void walk_of(
     # Contiguous float32 that is summed in float64 is fetched as one row that never ends, without a pause between rows.
     if span == step and job.exact and not job.wide and job.weight == NULL:
         ahead.left = PTRDIFF_MAX
-    # If the map of a group follows its reduction at once, its part of y is fetched as well, or every store of the map
-    # would wait for it.
-    if job.fused and not job.stream and job.narrow == BN_REAL:
+    # If y is stored to at once, its part is fetched as well, or every store would wait for it: by the map of a group that
+    # follows its reduction, or as dy is taken back.
+    if (job.fused and not job.stream or job.takes_back) and job.narrow == BN_REAL:
         ahead.third = <const char*>job.y - <const char*>job.x
 
 

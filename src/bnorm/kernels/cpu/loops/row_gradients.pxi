@@ -29,7 +29,7 @@ cdef inline void run_sums(
     while i < n:
         k = min(<Py_ssize_t>BLOCK * LANES, n - i)
         block = run_block(k)
-        block_sums(dy + i, x + i, &block, &of, act, sum, dot)
+        block_sums(dy + i, x + i, &block, &of, act, <real*>NULL, sum, dot)
         i += k
     dot[0] -= (mean - <double>h) * sum[0]
 
