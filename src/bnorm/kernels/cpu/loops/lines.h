@@ -88,7 +88,7 @@ BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff
 BN_APART void OF(bn_map_columns)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
                                  ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_map_columns_by), act, lines, step, x, y, n, of, from, infinite, edge)
+    BN_BY_EACH(OF(bn_map_columns_by), act, lines, step, x, y, n, of, from, infinite, edge)
 }
 
 /* Computes lines of dx in the same way; one line is sent if there is an `edge`, and then b is not NULL. of->w begins
@@ -99,14 +99,12 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, pt
 {
     const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
     const real *shift = (const real *)of->shift + from;
-    const real *a = (const real *)of->a + from, *b = of->b ? (const real *)of->b + from : NULL;
-    const real *c = b ? (const real *)of->c + from : NULL, *w = (const real *)of->w;
+    const real *a = (const real *)of->a + from, *b = (const real *)of->b + from, *c = (const real *)of->c + from;
+    const real *w = (const real *)of->w;
     if (edge && w)
         BN_SEND_VALUES(0, n, dx, edge, BN_WEIGHTED_COLUMN);
     else if (edge)
         BN_SEND_VALUES(0, n, dx, edge, BN_COLUMN_GRADIENT);
-    else if (!b)
-        BN_LINES_OF(dx, BN_FROZEN_COLUMN)
     else if (w)
         BN_LINES_OF(dx, BN_WEIGHTED_COLUMN)
     else {
@@ -116,11 +114,23 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, pt
     }
 }
 
+BN_INLINE void OF(bn_frozen_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
+                                        const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from)
+{
+    const real *h = (const real *)of->h + from, *scale = (const real *)of->scale + from;
+    const real *shift = (const real *)of->shift + from, *a = (const real *)of->a + from;
+    BN_LINES_OF(dx, BN_FROZEN_COLUMN)
+}
+
 BN_APART void OF(bn_gradient_columns)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
                                       const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from,
                                       bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_gradient_columns_by), act, lines, step, dy, x, dx, n, of, from, edge)
+    if (!of->b) {
+        BN_BY_EACH(OF(bn_frozen_columns_by), act, lines, step, dy, x, dx, n, of, from)
+    } else {
+        BN_BY_KIND(OF(bn_gradient_columns_by), act, lines, step, dy, x, dx, n, of, from, edge)
+    }
 }
 
 /* The same for a run, with the numbers of its channel; the weights are divided by `unit`. */

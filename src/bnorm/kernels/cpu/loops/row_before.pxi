@@ -18,5 +18,5 @@ cdef void take_back(RowJob* job, Py_ssize_t row, Py_ssize_t rows, const real* x)
     out.narrow = BN_REAL
     out.streamed = out.direct = False
     forward_maps(job, row, rows, row % job.groups, &out, x)
-    by_kind(pulled_values[real], job.before, <const real*>job.given + at, rows * size, values)
+    by_each(pulled_values[real], job.before, <const real*>job.given + at, rows * size, values)
     job.dy = values - at

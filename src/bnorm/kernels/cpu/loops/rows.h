@@ -151,7 +151,7 @@ BN_INLINE void OF(bn_map_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n
 BN_APART void OF(bn_map_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *x, real *y,
                               const bn_numbers *of, bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_map_rows_by), act, rows, n, x, y, of, edge)
+    BN_BY_EACH(OF(bn_map_rows_by), act, rows, n, x, y, of, edge)
 }
 
 /* dx of contiguous rows or runs, where g is dy before the activation of u, times gamma if each value has its own; then
@@ -165,8 +165,6 @@ BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdif
         BN_MAP_ROWS_BY(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_ADDED_GRADIENT)
     } else if (gamma) {
         BN_MAP_ROWS_BY(rows, n, dx, edge, BN_GRADIENT_NUMBERS, BN_GRADIENT)
-    } else if (!b) {
-        BN_MAP_ROWS_BY(rows, n, dx, edge, BN_FROZEN_NUMBERS, BN_FROZEN_GRADIENT)
     } else if (w) {
         BN_MAP_ROWS(rows, n, dx, edge, BN_GAINED_NUMBERS, BN_WEIGHTED_GRADIENT)
     } else if (gain) {
@@ -176,10 +174,21 @@ BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdif
     }
 }
 
+BN_INLINE void OF(bn_frozen_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
+                                     real *dx, const bn_numbers *of, bn_edge *edge)
+{
+    BN_FROZEN_NUMBERS(BN_ARRAY_IS)
+    BN_MAP_ROWS_BY(rows, n, dx, edge, BN_FROZEN_NUMBERS, BN_FROZEN_GRADIENT)
+}
+
 BN_APART void OF(bn_gradient_rows)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
                                    real *dx, const bn_numbers *of, bn_edge *edge)
 {
-    BN_BY_KIND(OF(bn_gradient_rows_by), act, rows, n, dy, x, dx, of, edge)
+    if (!of->b) {
+        BN_BY_EACH(OF(bn_frozen_rows_by), act, rows, n, dy, x, dx, of, edge)
+    } else {
+        BN_BY_KIND(OF(bn_gradient_rows_by), act, rows, n, dy, x, dx, of, edge)
+    }
 }
 
 /* h = x + r of n values, at least a line of them, which are sent to `out` and kept in h for what comes next. */

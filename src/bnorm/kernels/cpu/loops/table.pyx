@@ -58,6 +58,7 @@ cdef extern from "formulas.h" nogil:
         BN_IDENTITY
         BN_SILU
         BN_MEAN_SQUARE
+    void by_each "BN_BY_EACH"(...)
     void by_kind "BN_BY_KIND"(...)
     void by_straight "BN_BY_STRAIGHT"(...)
     double bn_exp2(double)
