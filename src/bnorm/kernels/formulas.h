@@ -54,8 +54,8 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
  *
  * The smooth ones are v s(u) with the logistic function s, u = v for SiLU and 2 sqrt(2 / pi) (v + 0.044715 v^3) for
  * GELU in its tanh form, as (1 + tanh(u / 2)) / 2 is s(u). With size = |v|, q = s(-|u|) and p = s(|u|), v s(u) is
- * max(v, 0) - size q, which keeps its digits however large v is. Minus infinity becomes NaN, as max(v, 0) is computed
- * as v times 0. size is at most 1024, as q is 0 from there on. */
+ * max(v, 0) - size q, which keeps its digits however large v is. Minus infinity becomes NaN, as its product with q is
+ * computed, which is 0. Elsewhere size is at most 1024, as q is 0 from there on. */
 #define BN_ACTIVATION(real)                                                                                           \
     BN_INLINE real BN_TYPED(bn_size, real)(real v)                                                                    \
     {                                                                                                                 \
@@ -77,7 +77,8 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
         if (act.kind >= BN_SILU) {                                                                                    \
             const real size = BN_TYPED(bn_size, real)(v);                                                             \
             const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act, 0, size));                    \
-            return v * (real)(v < 0 ? 0 : 1) - size * (e / (1 + e));                                                  \
+            const real most = v < 0 ? (real)-0.0 : v;                                                                 \
+            return most + (v < 0 ? v : -size) * (e / (1 + e));                                                        \
         }                                                                                                             \
         return act.kind != BN_IDENTITY && v <= 0 ? (act.kind == BN_RELU ? slope : slope * v) : v;                     \
     }                                                                                                                 \
