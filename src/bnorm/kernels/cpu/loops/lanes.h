@@ -167,7 +167,8 @@ enum {
 /* Both sums of a run of n >= 32 values, as 8 parts of each in float64, which are stored (`begin`) or added. SET(i, k,
  * kept) lets s[j] and t[j] begin with value i, plus value k if that is kept; ADD(i) adds value i. The last vector is
  * read together with the first, and only its last `rest_` values are kept: those behind the whole vectors between them.
- * `begin` and `brief`, whether n is at most 64, are constants to the compiler. */
+ * `begin` and `brief`, whether n is at most 64, are constants to the compiler. Loops that run at least once let it keep
+ * s and t in registers until they are folded. */
 #define BN_RUN_SUMS(begin, brief, n, first, second, SET, ADD)                                                         \
     {                                                                                                                 \
         const int32_t rest_ = (int32_t)((brief) ? (n) - BN_WIDTH : ((n) - 1) % BN_WIDTH + 1);                         \
@@ -179,10 +180,12 @@ enum {
             SET(j, (n) - BN_WIDTH + j, j >= BN_WIDTH - rest_)                                                         \
         }                                                                                                             \
         if (!(brief))                                                                                                 \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+            do {                                                                                                      \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
                     ADD(i_ + j)                                                                                       \
                 }                                                                                                     \
+                i_ += BN_WIDTH;                                                                                       \
+            } while (i_ < end_);                                                                                      \
         OF(bn_fold)(BN_WIDTH, begin, s, first);                                                                       \
         if (second)                                                                                                   \
             OF(bn_fold)(BN_WIDTH, begin, t, second);                                                                  \
@@ -191,10 +194,12 @@ enum {
             end_ = even_ - i_ < BN_CHAIN * BN_WIDTH ? even_ : i_ + BN_CHAIN * BN_WIDTH;                               \
             for (int32_t j = 0; j < BN_WIDTH; j++)                                                                    \
                 s[j] = t[j] = 0;                                                                                      \
-            for (; i_ < end_; i_ += BN_WIDTH)                                                                         \
+            do {                                                                                                      \
                 for (int32_t j = 0; j < BN_WIDTH; j++) {                                                              \
                     ADD(i_ + j)                                                                                       \
                 }                                                                                                     \
+                i_ += BN_WIDTH;                                                                                       \
+            } while (i_ < end_);                                                                                      \
             OF(bn_fold)(BN_WIDTH, 0, s, first);                                                                       \
             if (second)                                                                                               \
                 OF(bn_fold)(BN_WIDTH, 0, t, second);                                                                  \
