@@ -104,6 +104,14 @@ def present(array: Any) -> ndarray:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=stop, bitorder="little")[array.offset :].astype(bool)
 
 
+def decoded(array: Any) -> Any:
+    """Return the values of a dictionary, row by row. Arrow cannot take text as polars has it, so this becomes text."""
+    import pyarrow as pa
+
+    known = array.dictionary
+    return (known.cast(pa.string()) if pa.types.is_string_view(known.type) else known).take(array.indices)
+
+
 def array(x: ndarray, like: Any) -> Any:
     """Return a vector of floats as an Arrow array, with the missing values of `like`."""
     import pyarrow as pa

@@ -175,8 +175,9 @@ def _arrow(who: str, values: Any) -> Column:
         return _array(who, np.concatenate([np.empty(0, f"{kind}"), *numbers]))
     try:
         if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-            values = pa.chunked_array([chunk.cast(kind) for chunk in values.chunks], kind)
+            chunks = [arrow.decoded(chunk) for chunk in values.chunks]
+            kind = chunks[0].type if chunks else kind.value_type
+            values = pa.chunked_array(chunks, kind)
         if pa.types.is_null(kind):
             return Column(None, np.full(len(values), -1, np.int32), np.empty(0, object))
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
