@@ -1,6 +1,7 @@
 """`bnorm fit --halflife 10min --time-column ts`: what the transformer computes, from any file."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ TIMES = START + SECONDS.astype(np.int64) * np.timedelta64(10**9, "ns")
 def written(path, form):
     import pyarrow as pa
     import pyarrow.csv
+    import pyarrow.feather
     import pyarrow.parquet
 
     stamps = {
@@ -28,10 +30,14 @@ def written(path, form):
         "zone": pa.array(TIMES.astype("M8[us]").astype(np.int64)).cast(pa.timestamp("us", "UTC")),
         "text": pa.array([str(t) for t in TIMES]),
         "seconds": pa.array(SECONDS),
-    }[form]
+    }["text" if form == "view" else form]
+    if form == "view":  # text as polars writes it
+        stamps = stamps.cast(pa.string_view())
     table = pa.table({"a": X[:, 0], "ts": stamps, "b": X[:, 1]})
     if path.suffix == ".csv":
         pyarrow.csv.write_csv(table, path)
+    elif path.suffix == ".arrow":
+        pyarrow.feather.write_feather(table, path)
     else:
         pyarrow.parquet.write_table(table, path, row_group_size=70)
     return path
@@ -43,8 +49,10 @@ def run(capsys, *args):
     return code, out, err
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize("form", ["stamps", "zone", "text", "seconds"])
+@pytest.mark.parametrize(
+    ("form", "suffix"),
+    [*product(["stamps", "zone", "text", "seconds"], [".csv", ".parquet"]), ("view", ".arrow")],
+)
 def test_as_the_transformer(tmp_path, capsys, suffix, form):
     pytest.importorskip("pyarrow", reason="the command reads files with it")
     data, state = written(tmp_path / f"log{suffix}", form), tmp_path / "s.npz"
@@ -143,3 +151,21 @@ def test_text_that_is_no_time(tmp_path, capsys, times, row, expected):
     assert code
     assert f"broken.csv: column 'ts', row {row} below the header: expected {expected}" in err
     assert f"got {times[row - 1]!r}" in err
+
+
+@pytest.mark.parametrize("by", [[], ["--by", "a"]], ids=["rows", "groups"])
+@pytest.mark.parametrize(
+    ("times", "got"), [(TIMES, "none"), (SECONDS, "none"), (SECONDS, "nan"), (TIMES.astype(str), "none")]
+)
+def test_the_row_without_a_time(tmp_path, capsys, times, got, by):
+    """It is counted in its file, wherever the batch begins."""
+    pa = pytest.importorskip("pyarrow", reason="the command reads files with it")
+    from pyarrow import feather
+
+    given = times.tolist() if times.dtype.kind == "U" else list(times)
+    given[200] = None if got == "none" else np.nan
+    data = tmp_path / "log.arrow"
+    feather.write_feather(pa.table({"a": [1.0] * N, "ts": pa.array(given), "b": X[:, 1]}), data, chunksize=64)
+    asked = ["--halflife", "1h", "--time-column", "ts", "--batch-rows", "50", *by]
+    code, _, err = run(capsys, "fit", data, "-o", tmp_path / "s.npz", *asked)
+    assert (code, f"log.arrow: column 'ts', row 201: expected a time, got {got}" in err) == (1, True), err

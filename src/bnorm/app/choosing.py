@@ -104,6 +104,7 @@ def _what(kind: Any) -> str:
         types.is_dictionary: "categories",
         types.is_string: "text",
         types.is_large_string: "text",
+        types.is_string_view: "text",
         types.is_null: "empty",
         is_number: "not chosen",
     }

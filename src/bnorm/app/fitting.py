@@ -20,7 +20,7 @@ from bnorm.app.ahead import alone, together
 from bnorm.app.choosing import check_same_columns, choose, refuse_unknown, tell
 from bnorm.app.dialects import Dialect
 from bnorm.app.errors import ArgumentsError, DataError
-from bnorm.app.guessing import cast, casts
+from bnorm.app.guessing import cast, casts, holds_text
 from bnorm.app.inputs import Stream, find, once
 from bnorm.app.progress import Interrupted, Progress, Signals
 from bnorm.app.rows import Rows
@@ -226,9 +226,13 @@ def times_of(column: Any, name: str, stream: Stream) -> Times:
     place = stream.place
     try:
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = _parsed(column, name, place, stream.here.dialect)
+            column = arrow.decoded(column)
+        if holds_text(column.type):
+            column = _parsed(column.cast(pa.string()), name, place, stream.here.dialect)
+        known = np.isfinite(arrow.values(column)) if pa.types.is_floating(column.type) else arrow.present(column)
+        if not known.all():
+            i = int(known.argmin())
+            raise DataError(f"{place.value(name, i)}: expected a time, got {column[i].as_py() or 'none'}")
         return read(WHO, column, len(column), name)
     except (ValueError, TypeError, pa.ArrowException) as error:
         what = str(error).removeprefix(f"{WHO}: ")
