@@ -183,6 +183,25 @@ def test_files_of_several_formats(command, tmp_path, files):
     np.testing.assert_allclose(one["size"], other["size"], rtol=1e-9)
 
 
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_times_as_the_command_writes_them(command, tmp_path, unit, zone):
+    """It finds the groups of a Parquet file in the CSV file that it makes of it, and learns more of them from there."""
+    x = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=3).repeat(2).as_unit(unit), "v": np.arange(6.0) ** 2})
+    x["day"] = x["day"].dt.tz_localize(zone)
+    x.to_parquet(tmp_path / "x.parquet")
+    data, state, out = tmp_path / "x.parquet", tmp_path / "s.npz", tmp_path / "y.csv"
+    command("fit", data, "--by", "day", "-o", state)
+    command("transform", data, "--state", state, "-o", out)
+    command("transform", out, "--state", state, "-o", tmp_path / "back.csv", "--inverse")
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "back.csv")["v"], x["v"], atol=1e-12)
+    command("fit", data, out, "--by", "day", "-o", tmp_path / "both.npz")
+    assert bnorm.load(tmp_path / "both.npz").counts_.tolist() == [[4], [4], [4]]
+    out.write_text(out.read_text().replace("2024-01-03 ", "Wednesday "))
+    said = command.fails("transform", out, "--state", state, "-o", tmp_path / "z.csv")
+    assert "y.csv: by: column 'day': expected keys of kind 'date', as in fit, got 'string'" in said
+
+
 def test_keys_in_another_dialect(command, tmp_path):
     """A key is the number that the options say, as a feature is."""
     (tmp_path / "x.csv").write_text("k;x\n1.234;1,5\n2;1,5\n2;2,5\n")

@@ -11,13 +11,14 @@ from bnorm import arrow
 from bnorm.app import places, states
 from bnorm.app.choosing import refuse_unknown
 from bnorm.app.csv_source import CsvSource
-from bnorm.app.dialects import Dialect
+from bnorm.app.dialects import NULLS, Dialect
 from bnorm.app.errors import ArgumentsError, DataError
 from bnorm.app.fitting import chosen, one_thread, time_column, times_of, too_large, weights_of
-from bnorm.app.guessing import Guess, filled
+from bnorm.app.guessing import Guess, casts, filled, holds_text
 from bnorm.app.inputs import Stream, find
 from bnorm.app.progress import Progress
 from bnorm.app.rows import Rows
+from bnorm.app.sources import pyarrow
 from bnorm.app.states import WHO, Learned
 from bnorm.files import container
 from bnorm.kernels.cpu import groups as kernels
@@ -134,7 +135,8 @@ def _learn(stream: Stream, groups: Groups, names: Sequence[str], args: argparse.
 
 class Typed:
     """Gives columns of keys their types: a column of a CSV file, which is text, gets the type of its first values,
-    unless the known keys are text. Keys of text are missing if they are empty or among --null-values: NA is a country.
+    unless the known keys are text. If they are times, it may have any time stamps that the command writes. Keys of text
+    are missing if they are empty or among --null-values: NA is a country.
 
     text: the columns that are text whatever is in them; None if users cannot ask for that
     """
@@ -153,8 +155,18 @@ class Typed:
             way = "" if self._text is None else "takes these keys for text"
             self._guess = Guess({name: column.type for name, column in columns.items()}, way)
             self._guess.look({name: column for name, column in columns.items() if name not in text}, source.dialect)
+            for name, kind in zip(self._names, self._index.kinds, strict=True):
+                if kind == keys.TIME and holds_text(self._guess.kinds[name]):
+                    self._guess.kinds[name] = _stamps(columns[name], source.dialect)
         typed = {name: self._guess.typed(column, name, self.stream) for name, column in columns.items()}
         return [(repr(name), filled(column, source.dialect.nulls)) for name, column in typed.items()]
+
+
+def _stamps(column: Any, dialect: Dialect) -> Any:
+    """Return the type of text that is time stamps of nanoseconds, or with a zone; that of the text if it is none."""
+    pa, values = pyarrow(), filled(column, (*NULLS, *dialect.nulls))
+    kinds = pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
+    return next((kind for kind in kinds if casts(values, kind, dialect)), column.type)
 
 
 class Map:
