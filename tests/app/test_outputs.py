@@ -303,6 +303,11 @@ def test_resume_of_another_command(command, tmp_path):
     ]:
         said = command.fails(*other, "--resume", checkpoint)
         assert said.startswith(f"bnorm: error: {checkpoint}: {name}: expected ")
+    merged, other = tmp_path / "m.npz", tmp_path / "o.npz"
+    command("fit", data, "-o", other)
+    command("merge", checkpoint, other, "-o", merged)  # it has rows of both
+    said = command.fails("fit", data, bad, "-o", tmp_path / "s.npz", "--batch-rows", "10", "--resume", merged)
+    assert said == f"bnorm: error: {merged}: expected a checkpoint, got a finished state"
     bad.write_text("f0,f1,f2\n1,2,3\n")
     said = command.fails("fit", data, bad, "-o", tmp_path / "s.npz", "--batch-rows", "10", "--resume", checkpoint)
     assert f"{checkpoint}: files: expected " in said  # it is another file now

@@ -220,6 +220,7 @@ def read(path: str, kinds: Mapping[str, Callable[[container.Config, Mapping[str,
 def merge(paths: Sequence[str], states: Sequence[Learned]) -> Learned:
     """Merge the statistics of several files, as if they were learned from all rows together."""
     first, *others = states
+    first.stored.extra.pop(CHECKPOINT, None)  # no command continues from the rows of several
     for path, other in zip(paths[1:], others, strict=True):
         given = first.stored.parameters, other.stored.parameters
         if reason := parameters.apart(*given, first.fitted, other.fitted, f"in {paths[0]}"):
