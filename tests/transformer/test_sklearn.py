@@ -124,6 +124,30 @@ def test_names_that_are_missing_or_not_expected():
         t.transform(x)
 
 
+def containers(x):
+    """Yield a pandas frame, and the same table in other libraries."""
+    yield x
+    yield pytest.importorskip("polars", reason="another kind of data frame").from_pandas(x)
+    yield pytest.importorskip("dask.dataframe", reason="another kind of data frame").from_pandas(x, npartitions=2)
+
+
+def test_results_with_features_in_another_place_are_refused():
+    """They are read by position, so each feature would get the statistics of another."""
+    x = frame()
+    t = BatchNormTransformer().set_output(transform="pandas").fit(x)
+    y = t.transform(x)
+    for wrong in (y[["b", "a", "c"]], y.rename(columns={"a": "z", "b": "a"})):
+        for given in containers(wrong):
+            with pytest.raises(ValueError, match=r"Transformer: X: column [01]: expected feature '[ab]', in the order"):
+                t.inverse_transform(given)
+        with pytest.raises(ValueError, match=r"Transformer: dY: column [01]: expected feature '[ab]', in the order"):
+            t.backward(x, wrong)
+    assert "gamma_grad_" not in t.__dict__
+    for right in (y, y.add_prefix("scaled ")):  # a ColumnTransformer gives them such names
+        np.testing.assert_allclose(t.inverse_transform(right), x, rtol=1e-13)
+        assert t.backward(x, right).shape == x.shape
+
+
 @pytest.mark.parametrize(
     ("x", "words"),
     [

@@ -30,6 +30,7 @@ from bnorm.transformer.tables import WHO, Dense, Table
 from bnorm.transformer.times import Times, of_rows, separated, without
 from bnorm.transformer.validation import (
     check_mergeable,
+    check_order,
     is_iterable,
     like_given,
     new_table,
@@ -286,7 +287,7 @@ class BatchNormTransformer(
         Parameters
         ----------
         X : array-like, Dask array or DataFrame of shape (n_samples, n_features)
-            NaN stays NaN.
+            NaN stays NaN. Columns are read by position; features in another order than in fit are an error.
         copy : bool, default=None
             Overrides the parameter copy.
 
@@ -309,6 +310,7 @@ class BatchNormTransformer(
                 f"X has {rows.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
                 "features as input."
             )
+        check_order(self, X, "X")
         refuse_container(self, rows)
         y = rows.mapped(maps.inverse(self._state.forward(), rows.dtype), in_place)
         return like_given(y, X, self)

@@ -11,6 +11,7 @@ from bnorm.kernels import moved
 from bnorm.transformer.array_api import seen
 from bnorm.transformer.state import State
 from bnorm.transformer.tables import WHO
+from bnorm.transformer.validation import check_order
 
 
 class Learned:
@@ -28,7 +29,7 @@ class Learned:
         X : array-like of shape (n_samples, n_features)
             The table that was transformed. Missing values do not count in gamma_grad_ and beta_grad_.
         dY : array-like of shape (n_samples, n_features)
-            The gradient of a loss with respect to `transform(X)`.
+            The gradient of a loss with respect to `transform(X)`, with its columns in the same order.
 
         Returns
         -------
@@ -36,6 +37,7 @@ class Learned:
         """
         self._check_fitted()
         x = checks.floating(self._table(X).dense())
+        check_order(self, dY, "dY")
         dy = checks.gradient(WHO, dY, x.shape, x.dtype, type(x), "dY")
         dx, self.gamma_grad_, self.beta_grad_ = self._state.pull_back(x, dy)
         return dx

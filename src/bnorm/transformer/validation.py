@@ -19,7 +19,7 @@ from bnorm.transformer.blocks import Blocks
 from bnorm.transformer.known import Known
 from bnorm.transformer.sklearn_private import get_namespace, in_container, output_config
 from bnorm.transformer.tables import WHO, Dense, InColumns, Table
-from bnorm.transformer.times import without
+from bnorm.transformer.times import names_of, without
 
 DTYPES = [np.float64, np.float32, np.float16]
 INTEGERS = [np.dtype(name) for name in cpu.INTEGERS]  # read without a conversion; results are float64
@@ -196,6 +196,24 @@ def named(estimator: Any, names: list[Any]) -> bool:
     """Whether an estimator was fitted to features of these names: scikit-learn's check, which is slow, passes then."""
     known = estimator.__dict__.get("feature_names_in_")
     return known is not None and bool(known.tolist() == names)
+
+
+def check_order(estimator: Any, X: Any, name: str) -> None:
+    """Raise ValueError if a column of X has the name of a feature in another place. Names of no feature are allowed.
+
+    For tables that are read by position, and that scikit-learn does not check: those that `transform` returns.
+    """
+    known = estimator.__dict__.get("feature_names_in_")
+    if known is None or not has_columns(X):
+        return
+    names, wanted = names_of(X) or list(X.columns), known.tolist()
+    if names != wanted:
+        features = set(wanted)
+        for j, (mine, its) in enumerate(zip(wanted, names, strict=False)):
+            if its != mine and its in features:
+                raise ValueError(
+                    f"{WHO}: {name}: column {j}: expected feature {mine!r}, in the order of fit, got {its!r}"
+                )
 
 
 def _who(validate: partial[Any]) -> str:
