@@ -1,5 +1,7 @@
 """How the transformer follows a stream: averages of batches, rows that weigh the same or fade, merging."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from bnorm import BatchNormTransformer
 from bnorm.transformer import tables
 from bnorm.transformer.clock import clock_of
+from interrupts import moments
 
 MODES = [{}, {"momentum": 0.3}, {"momentum": 1}, {"momentum": None}, {"halflife": 7.0}, {"halflife": 7.0, "ddof": 1}]
 
@@ -126,8 +129,9 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_half_lives_and_weights_of_any_size(name, ddof):
-    """The last feature has values where the weights are small only."""
+def test_half_lives_and_weights_of_any_size(name, ddof, monkeypatch):
+    """The last feature has values where the weights are small only. Tables are longer than a piece."""
+    monkeypatch.setattr(tables, "PIECE", 8 * 30)
     x, w = table(30), WEIGHTS[name](np.random.default_rng(3).random(30) + 0.1)
     x[:25, 2] = np.nan
     for halflife in (0.5, 4.0, 1e6):
@@ -137,6 +141,8 @@ def test_half_lives_and_weights_of_any_size(name, ddof):
         if name == "huge" or ddof == 0:  # below a sum of 1, ddof 1 leaves nothing to divide by
             np.testing.assert_allclose(t.var_, var.astype(float), rtol=1e-9)
         assert (t.var_ > 0).all()
+        last = BatchNormTransformer(halflife=halflife, ddof=ddof).partial_fit(x[:, 2:], sample_weight=w)
+        np.testing.assert_allclose(t.var_[2:], last.var_, rtol=1e-12)
         fitted = BatchNormTransformer(halflife=halflife, ddof=ddof).fit(x, sample_weight=w)
         np.testing.assert_array_equal(fitted.mean_, BatchNormTransformer(momentum=None).fit(x, sample_weight=w).mean_)
 
@@ -208,6 +214,14 @@ def test_halflife_in_pieces(order, dtype, nan, ddof, monkeypatch):
     np.testing.assert_array_equal(np.broadcast_to(t.n_samples_seen_, 3), (~np.isnan(x)).sum(axis=0))
     u = BatchNormTransformer(halflife=50.0, ddof=ddof).partial_fit(x[:130]).partial_fit(x[130:])
     np.testing.assert_allclose(u.var_, t.var_, rtol=tolerance)
+
+
+def test_an_unbiased_variance_of_single_rows_takes_no_calls_for_each_feature():
+    counts = []
+    for x in (table(1, 2), table(1, 200)):
+        t = BatchNormTransformer(halflife=5.0, ddof=1).partial_fit(x)
+        counts.append(moments(partial(t.partial_fit, x)))
+    assert counts[0] == counts[1]
 
 
 def test_weights_of_rows_are_kept_for_a_batch_as_long_and_no_other():

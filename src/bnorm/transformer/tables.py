@@ -281,12 +281,12 @@ def _pairs(x: ndarray, w: ndarray, f: ndarray, parts: ndarray, seen: ndarray) ->
     """
     count = parts[0]
     pairs: ndarray = count * count - whole(x, w * f)[0]
-    canceled = moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)
-    for c in np.flatnonzero(canceled).tolist():
-        there = ~np.isnan(x[:, c])
-        mine, faded_to = w[there], f[there]
-        before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1])])
-        pairs[c] = (2 * mine * before + mine * (mine - faded_to)).sum()
+    canceled = np.flatnonzero(moved((np.abs(pairs) < 1e-3 * count * count) & (seen > 0), ndarray)).tolist()
+    step = max(1, PIECE // (8 * len(x)))
+    for columns in (canceled[i : i + step] for i in range(0, len(canceled), step)):
+        mine = np.where(np.isnan(x[:, columns]), 0, w[:, None])
+        before = np.concatenate([mine[:1] * 0, np.cumsum(mine[:-1], axis=0)])
+        pairs[columns] = (2 * mine * before + mine * (mine - f[:, None])).sum(axis=0)
     most: ndarray = np.minimum(pairs, np.finfo(np.float64).max)
     return most
 
