@@ -1,6 +1,7 @@
 """Arrow tables and polars frames: what NumPy arrays of the same numbers give, read where they are."""
 
 import tracemalloc
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -241,10 +242,6 @@ def test_what_does_not_fit():
 
 
 def test_decimals_are_the_nearest_floats():
-    from decimal import Decimal
-
-    from bnorm import arrow
-
     for digits, scale in ((6, 3), (18, 9), (38, 20), (15, 15)):
         numbers = [Decimal(int(n)).scaleb(-scale) for n in rng.integers(-(10**6), 10**6, 200)]
         array = pa.array([None, *numbers, None], pa.decimal128(digits, scale)).slice(1)
@@ -252,3 +249,15 @@ def test_decimals_are_the_nearest_floats():
         assert np.isnan(arrow.values(array)[-1])
     wide = [Decimal("12345678901234567890.5"), Decimal(0)]
     np.testing.assert_allclose(arrow.values(pa.array(wide)), [float(n) for n in wide], rtol=1e-15)
+
+
+@pytest.mark.parametrize("other", [[Decimal("0.1"), None, Decimal("0.3")], [None] * 3, pa.array([1.0, None, 3.0])])
+def test_missing_values_of_arrow_in_pandas_are_missing_values(other):
+    """Frames for which pandas makes an array of objects, with its own NA."""
+    pd = pytest.importorskip("pandas", reason="it can have columns of Arrow")
+    other = other.dictionary_encode() if isinstance(other, pa.Array) else pa.array(other)
+    table = pa.table({"a": [Decimal("1.5"), Decimal("2.5"), None], "b": other})
+    t = BatchNormTransformer(momentum=None).fit(table.to_pandas(types_mapper=pd.ArrowDtype))
+    want = np.array([table["a"].to_pylist(), other.to_pylist()], float).T
+    np.testing.assert_array_equal(t.mean_, BatchNormTransformer(momentum=None).fit(want).mean_)
+    assert t.feature_names_in_.tolist() == ["a", "b"]

@@ -140,12 +140,18 @@ def floats(validate: partial[Any], X: Any, kind: type, writeable: bool = False, 
     if kind is ndarray or kind_of(X) is None:
         X = native(X)  # scikit-learn would convert float16 and float32 of the other byte order to float64
         types = [*DTYPES, *INTEGERS] if integers and kind is ndarray and not writeable else DTYPES
+        checked = partial(validate, dtype=types, ensure_all_finite=False, force_writeable=writeable)
         try:
-            x = validate(X, dtype=types, ensure_all_finite=False, force_writeable=writeable)
+            x = checked(X)
         except (TypeError, ValueError) as error:
-            if str(error).startswith("The feature names") or (found := no_numbers(X)) is None:
+            if str(error).startswith("The feature names"):
                 raise
-            raise ValueError(f"{_who(validate)}: X: column {found[0]!r}: expected numbers, got {found[1]}") from error
+            if (found := no_numbers(X)) is not None:
+                name, got = found
+                raise ValueError(f"{_who(validate)}: X: column {name!r}: expected numbers, got {got}") from error
+            if not has_columns(X) or "NAType" not in str(error):
+                raise
+            x = checked(X.astype(np.float64))  # of decimals of Arrow pandas makes objects, and scikit-learn takes no NA
         return moved(native(np.asarray(x)), kind)
     x = BACKENDS[kind].asarray(X)
     validate(_hollow(x), dtype=None, ensure_all_finite=False)
