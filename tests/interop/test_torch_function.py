@@ -110,6 +110,16 @@ def test_an_out_that_another_backward_needs_is_noticed():
         loss.backward()
 
 
+def test_an_out_that_is_used_twice_is_noticed():
+    """A backward that needs the y of the first call cannot have it."""
+    (x,), place = tensors((4, 3)), torch.empty(4, 3, dtype=torch.float64)
+    loss = (here.batch_norm(x, out=place) ** 3).sum()
+    loss.backward(retain_graph=True)
+    assert (here.batch_norm(-x, out=place) == place).all()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_an_x_changed_in_place_is_noticed():
     (x,) = tensors((6, 3))
     held = x * 1

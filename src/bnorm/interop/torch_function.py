@@ -36,10 +36,12 @@ class Norm(torch.autograd.Function):  # type: ignore[misc]
         arrays = {"x": x, "gamma": gamma, "beta": beta}
         given = {name: _array(name, value) for name, value in arrays.items() if value is not None}
         y, ctx.norm = getattr(F, norm)(**given, **keywords)
+        result = torch.from_numpy(y)
         if isinstance((out := (options or {}).get("out")), torch.Tensor):
             torch.autograd.graph.increment_version(out)  # PyTorch does not see that NumPy has written to it
+            result = out.detach()  # has the version of out, so a backward that needs y notices if out has changed
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in (x, gamma, beta)))
-        return torch.from_numpy(y)
+        return result
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
