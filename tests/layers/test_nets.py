@@ -76,6 +76,7 @@ COPIES = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda state: pickle.loads(pickle.dumps(state)),
     "merged": lambda state: state | {},
+    "merged into a dict": lambda state: {} | state,
 }
 
 

@@ -40,6 +40,9 @@ class StateDict(dict[str, ndarray]):
     def __or__(self, other: Any) -> StateDict:  # type: ignore[override]
         return self.copy().__ior__(other) if isinstance(other, dict) else NotImplemented
 
+    def __ror__(self, other: Any) -> StateDict:  # type: ignore[override]
+        return StateDict(other).__ior__(self) if isinstance(other, dict) else NotImplemented
+
     def __ior__(self, other: Any) -> StateDict:  # type: ignore[override]
         """Add the arrays and counts of another state, such as the state of other layers of a net."""
         self.update(other)
