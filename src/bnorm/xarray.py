@@ -276,6 +276,7 @@ def _normalized(who: str, x: xr.DataArray, stats: xr.Dataset, suffix: str, eps: 
     return y
 
 
+@np.errstate(all="ignore")  # as in the kernels: what is too large for a type becomes infinite
 def _mapped(who: str, eps: float, x: ndarray, mean: ndarray, var: ndarray) -> ndarray:
     """Return (x - mean) / sqrt(var + eps); mean and var have length 1 along axes on which they do not depend."""
     x = checks.array(who, x, integers=True)

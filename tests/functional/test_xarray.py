@@ -165,6 +165,15 @@ def test_byte_order(shape):
         np.testing.assert_allclose(z, normalize(x, stats), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dim", ["a", "b", "c"])
+def test_what_is_too_large_becomes_infinite_without_a_warning(dim):
+    x = xr.DataArray(np.full((2, 3, 4), 6e4, np.float16), dims=("a", "b", "c"))
+    stats = moments(x * 0, dim)
+    stats["var"][...] = 1e-4
+    with np.errstate(all="raise"):
+        assert (normalize(x, stats) == np.inf).all()
+
+
 def test_weights_are_not_spread_in_memory():
     x = xr.DataArray(np.ones((50, 40, 300), np.float32), dims=("time", "lat", "lon"))
     w = xr.DataArray(np.linspace(0, 1, 40), dims="lat")
