@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -104,6 +105,16 @@ def test_weights_that_are_no_floats_become_floats(kind):
     W, b = fold_linear(trained(3), np.ones((3, 2), kind))
     assert W.dtype == b.dtype == np.float64
     np.testing.assert_array_equal(W, fold_linear(trained(3), np.ones((3, 2)))[0])
+
+
+def test_bfloat16_stays_bfloat16():
+    """Flax' weights may be of this type."""
+    layer, rng = trained(4), np.random.default_rng(4)
+    for fold, shape in ((fold_linear, (4, 6)), (fold_conv, (4, 6, 3))):
+        W = rng.normal(size=shape).astype(ml_dtypes.bfloat16)
+        for folded, wide in zip(fold(layer, W), fold(layer, W.astype(np.float64)), strict=True):
+            assert folded.dtype == ml_dtypes.bfloat16
+            np.testing.assert_array_equal(folded, wide.astype(ml_dtypes.bfloat16))
 
 
 def test_errors_name_the_parameter():

@@ -2,15 +2,14 @@
 
     y = (W x + b) scale + shift = (W scale) x + (b scale + shift)
 
-Products and sums are computed in float64 and rounded once, to the dtype of W. An activation of the batch norm is not
-folded: apply it to the result.
+Products and sums are computed in float64 and rounded once, to the dtype of W (to bfloat16 by way of float32). An
+activation of the batch norm is not folded: apply it to the result.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
@@ -36,7 +35,7 @@ def fold_linear(bn: BatchNorm, W: ArrayLike, b: ArrayLike | None = None) -> tupl
     Returns
     -------
     W, b : ndarray
-        Those of the folded layer, of the dtype of W.
+        Those of the folded layer, of the dtype of W; float64 if that is an integer type.
 
     Raises
     ------
@@ -79,7 +78,7 @@ def fold_conv(
     Returns
     -------
     W, b : ndarray
-        Those of the folded convolution, of the dtype of W.
+        Those of the folded convolution, of the dtype of W; float64 if that is an integer type.
 
     Raises
     ------
@@ -88,6 +87,7 @@ def fold_conv(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from bnorm import BatchNorm2d
     >>> bn = BatchNorm2d(1, eps=0.0)
     >>> bn.running_mean, bn.running_var = [1.0], [4.0]
@@ -125,8 +125,7 @@ def _weight(who: str, bn: Any, W: Any, ranks: tuple[int, int]) -> ndarray:
     if not isinstance(bn, BatchNorm):
         raise TypeError(f"{who}: bn: expected a BatchNorm1d, BatchNorm2d or BatchNorm3d, got {type(bn).__name__}")
     weight = checks.real(who, "W", _detached(W), ndarray)
-    if weight.dtype.kind != "f":
-        weight = weight.astype(np.float64)
+    weight = checks.floating(weight)
     if not ranks[0] <= weight.ndim <= ranks[1]:
         expected = " to ".join(map(str, sorted(set(ranks))))
         raise ValueError(f"{who}: W: expected {expected} dimensions, got shape {weight.shape}")
