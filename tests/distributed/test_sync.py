@@ -144,6 +144,23 @@ def test_the_gradient_of_the_whole():
         assert dx[i] == pytest.approx((loss(moved[0]) - loss(moved[1])) / 2e-5, rel=1e-6, abs=1e-8)
 
 
+def test_a_gradient_that_is_not_finite():
+    """It is data, as without other ranks, also where NumPy is set to raise."""
+    x, dy = batch((8, C))
+    dy[0, 0], dy[7, 0], dy[3, 1], dy[4, 2] = np.inf, -np.inf, np.nan, 1e308
+    shares = cut((x, dy), [4])
+
+    def of(comm, share):
+        with np.errstate(all="raise"):
+            return steps(layer(comm), [share])
+
+    first, second = all_of(2, lambda r, comm: of(comm, shares[r]))
+    whole = of(None, (x, dy))
+    np.testing.assert_allclose(np.concatenate([first[1], second[1]]), whole[1], rtol=1e-9)
+    assert np.isnan(whole[1][:, :2]).all()
+    assert np.isfinite(whole[1][:, 3]).all()
+
+
 def test_far_from_zero():
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((60, C)) + 1e6).astype("float32")

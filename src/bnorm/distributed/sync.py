@@ -92,6 +92,7 @@ class Shared:
             return 0
         return self._kernels.move(rule, self._parts, None, None, None, self._rows, 1, self._count)
 
+    @np.errstate(all="ignore")  # infinity and NaN are data; a warning that is an error would stop this rank alone
     def backward(
         self,
         dy: ndarray,
