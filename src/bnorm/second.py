@@ -68,7 +68,8 @@ def double_backward(
     saved : Saved
         The second result of the forward, on a NumPy array.
     dy : array_like
-        The argument of `backward`.
+        The gradient of y, as in `backward`; dy alone after a forward with a residual too. There dh is only added to dx,
+        so the gradient with respect to dh is ddx.
     ddgamma, ddbeta : array_like, optional
         The gradients with respect to its results dgamma and dbeta. None means zero.
     dbeta : bool, default False
