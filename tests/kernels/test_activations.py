@@ -97,11 +97,14 @@ def test_the_backward_has_the_scale_of_the_forward(length, name):
     np.testing.assert_allclose(dbeta, F.backward(np.ones(x.shape), saved)[2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(7, 8, 65), (1, 40, 1025), (2, 3, 3137), (40, 2, 300), (9, 5, 20)])
+SHAPES = [(7, 8, 65), (1, 40, 1025), (2, 3, 3137), (40, 2, 300), (9, 5, 20), (501, 3, 1), (999, 70, 1), (3, 1200, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("odd", [0.5, np.nan, np.inf, 1e30])
 def test_no_bit_depends_on_where_dx_is(shape, dtype, odd):
-    """Unless it replaces x, dx of images first holds dy before the activation."""
+    """Unless it replaces x, dx first holds dy before the activation."""
     rng = np.random.default_rng(6)
     x, dy = rng.standard_normal((2, *shape)).astype(dtype)
     gamma, beta = rng.standard_normal((2, shape[1]))
