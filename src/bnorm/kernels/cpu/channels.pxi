@@ -249,17 +249,14 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
     cdef Job job
     cdef cnp.ndarray y = result(x, out), stats_
     cdef Target target_
-    cdef bint raises = False
     cdef Py_ssize_t left = 0
     cdef bint given = mean is not None and var is not None
+    cdef bint raises = running is not None and fields(running)[13] == "raise"
     view(&job, x, not given)
     expect_weights(weight, job.outer * job.inner)
     expect("mean", mean, cnp.NPY_DOUBLE, job.channels)
     expect("var", var, cnp.NPY_DOUBLE, job.channels)
     expect_affine(&job, gamma, beta, eps)
-    if running is not None and fields(running)[13] == "raise":
-        take(&target_, running, job.channels)
-        raises = True
     target(&job, y, None, not given)
     cdef Py_ssize_t C = job.channels
     stats_ = matrix(5, C)
@@ -295,13 +292,12 @@ def forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps, cnp.
             statistics_first(&job)
     if weight is not None:
         job.count = job.partial[0] if C > 0 else weight.sum(dtype="f8")     # of all channels
-    if raises:
-        assume(&target_, job.count)
-        refuse(move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True), C)
-    elif running is not None and (job.count < 2.0 or any_huge(job.stats, 2 * C)):
+    if raises or running is not None and (job.count < 2.0 or any_huge(job.stats, 2 * C)):
         take(&target_, running, C)
         assume(&target_, job.count)
         left = move_by_stats(&target_, job.stats, job.count, job.outer * job.inner, C, True)
+        if raises:
+            refuse(left, C)
     if not job.fused:
         with nogil:
             run_map(&job)
