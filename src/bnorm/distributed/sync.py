@@ -17,7 +17,7 @@ from numpy import ndarray
 from bnorm.distributed.communicator import Communicator, Turn
 from bnorm.kernels import cpu, moved
 from bnorm.kernels.activation import IDENTITY, Activation
-from bnorm.kernels.rule import Rule, any_huge
+from bnorm.kernels.rule import Rule
 from bnorm.passes import ChannelSaved, Gradients
 
 
@@ -81,7 +81,7 @@ class Shared:
         self._count, self._rows = float(merged[0, 0]), positions
         self._parts = moved(merged, type(parts)) if self._count else parts  # parts without any value have mean 0
         left = 0
-        if running is not None and (running.nonfinite == "raise" or (type(parts) is ndarray and any_huge(merged))):
+        if running is not None and (running.nonfinite == "raise" or type(parts) is ndarray):
             left = self.settle(running.copy())  # a trial, before anything is written to
         stats = kernels.finish(self._parts, gamma, beta, eps)
         return kernels.normalize(x, stats, act, out), stats, self._count, left

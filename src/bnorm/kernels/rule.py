@@ -45,11 +45,6 @@ class Rule(NamedTuple):
         return self._replace(**arrays)
 
 
-def any_huge(parts: Array) -> bool:
-    """Whether any mean or m2 in the parts of a batch is NaN, or so large that float32 may not hold the statistics."""
-    return not bool((np.abs(parts[1:3]) < 1e37).all())
-
-
 @np.errstate(all="ignore")
 def constant(mean: Array, var: Array) -> Array:
     """Whether each channel is constant: `bn_constant` of formulas.h for arrays."""

@@ -11,7 +11,6 @@ from bnorm.checks import FLOATS
 from bnorm.kernels import BACKENDS, VARIANCE, view
 from bnorm.kernels.activation import Name
 from bnorm.kernels.cpu.entries import again
-from bnorm.kernels.rule import any_huge
 from bnorm.layers.backward import OPEN, drops, keep
 from bnorm.layers.documents import OF_CALLS, normalizes, public
 from bnorm.layers.shapes import wrong_shape
@@ -93,8 +92,12 @@ class InstanceNorm(Tracking):
                 kernels, typical = BACKENDS[type(x)], x.size / self._num_features
                 parts = self._parts(x, rows, weight)  # before y, as `out` may be x
                 moving = None if parts is None else self._moving
-                if moving is not None and type(parts) is ndarray and not self._warned and any_huge(parts):
-                    self._warn_once(kernels.move(moving.rule.copy(), parts, None, None, None, 0, 1, typical))
+                warns = type(parts) is ndarray and not self._warned
+                if moving is not None and (warns or moving.nonfinite == "raise"):
+                    try:  # on a copy, before anything is written
+                        self._warn_once(kernels.move(moving.rule.copy(), parts, None, None, None, 0, 1, typical))
+                    except FloatingPointError as error:
+                        raise self._not_finite(error) from None
             y, saved = row_forward(who, x, rows, gamma, beta, eps, VARIANCE, act, out, given, None, weight, keeps)
         if OPEN and keeps:
             keep(self, saved)
@@ -122,13 +125,7 @@ class InstanceNorm(Tracking):
             w, positive = checks.weights(self._who, weight, layout, type(x), keep=False)
             if not positive:
                 return None
-        parts = kernels.moments(block, w) if pooled else _averaged(kernels, block, w, running.ddof)
-        if running.nonfinite == "raise":  # try it on a copy, before anything is written
-            try:
-                kernels.move(running.rule.copy(), parts, None, None, None, 0, 1, x.size / self._num_features)
-            except FloatingPointError as error:
-                raise self._not_finite(error) from None
-        return parts
+        return kernels.moments(block, w) if pooled else _averaged(kernels, block, w, running.ddof)
 
 
 def _averaged(kernels: Any, samples: ndarray, w: ndarray | None, ddof: int) -> ndarray:
