@@ -60,7 +60,7 @@ def mapped(t: Any, X: Any, table: Split) -> Any:
     The sample shows the columns of the result. Its keys are made up, and may be of a kind that fit did not see: they
     are not read.
     """
-    refuse_container_of(WHO, t, engine_of(X).NAME)
+    refuse_container_of(WHO, t, engine_of(X))
     as_now = deepcopy(t).set_output(transform="pandas")
     unread = Keys((None,) * len(table.keys), np.full(table.features.rows, -1, np.int32), [])
     y = as_now.set_params(unseen="global")._mapped(table, unread, inverse=False)

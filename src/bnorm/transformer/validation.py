@@ -304,24 +304,20 @@ def check_mergeable(mine: Any, other: Any) -> None:
 
 def refuse_container(estimator: Any, x: Table) -> None:
     """Raise ValueError if `set_output` asks for a data frame and x is a lazy collection or on a device."""
-    if x.kind is ndarray and not isinstance(x, Blocks):
-        return
     if isinstance(x, Blocks):
-        refuse_container_of(WHO, estimator, x.engine.NAME)
-    elif (container := output_config("transform", estimator)["dense"]) != "default":
-        raise ValueError(
-            f"{WHO}: set_output: expected transform='default', as layer_ is on the GPU and pandas and polars cannot "
-            f"hold CuPy arrays, got {container!r}"
-        )
+        refuse_container_of(WHO, estimator, x.engine)
+    elif x.kind is not ndarray:
+        _refuse(WHO, estimator, "layer_ is on the GPU and pandas and polars cannot hold CuPy arrays")
 
 
-def refuse_container_of(who: str, estimator: Any, engine: str) -> None:
+def refuse_container_of(who: str, estimator: Any, engine: Any) -> None:
     """Raise ValueError if `set_output` asks for a data frame in the place of a lazy collection of this engine."""
+    _refuse(who, estimator, f"the result for a {engine.NAME} collection is a {engine.NAME} collection")
+
+
+def _refuse(who: str, estimator: Any, reason: str) -> None:
     if (container := output_config("transform", estimator)["dense"]) != "default":
-        raise ValueError(
-            f"{who}: set_output: expected transform='default', as the result for a {engine} collection is a "
-            f"{engine} collection, got {container!r}"
-        )
+        raise ValueError(f"{who}: set_output: expected transform='default', as {reason}, got {container!r}")
 
 
 def float_types(X: Any, integers: bool) -> Any:
