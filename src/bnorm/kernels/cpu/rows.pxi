@@ -33,9 +33,9 @@ cdef tuple parameters(cnp.ndarray x, cnp.ndarray weight, cnp.ndarray gamma, cnp.
 
 cdef int row_view(
     RowJob* job, cnp.ndarray x, cnp.ndarray y, cnp.ndarray gamma, cnp.ndarray beta, cnp.ndarray dy, bint params,
-    act, bint weighted
+    act, cnp.ndarray weight
 ) except -1:
-    """Check the arrays, and set the job's view of x, its arrays and its plan. weighted: positions have weights."""
+    """Check the arrays, and set the job's view of x, its arrays and its plan."""
     expect_block(x, 4, 4)
     cdef cnp.npy_intp* shape = cnp.PyArray_DIMS(x)
     cdef int caches
@@ -69,10 +69,13 @@ cdef int row_view(
         job.stream = caches == BN_PAST
         if caches == BN_FOUND:
             job.far = job.beside = False
-    if job.inner == 1 and not has_columns(job) and not weighted:    # without parameters a row is a single run
+    if job.inner == 1 and not has_columns(job) and weight is None:    # without parameters a row is a single run
         job.inner = job.channels
         job.channels = 1
     plan_rows(job)
+    expect_weights(weight, job.outer * job.inner)
+    job.weight = data(weight)
+    job.weighs = kind_of_weights(weight)
     return 0
 
 
@@ -184,10 +187,7 @@ def rows_forward(cnp.ndarray x, cnp.ndarray gamma, cnp.ndarray beta, double eps,
         x, residual = h, None
     y = result(x, out)
     gamma, beta = parameters(x, weight, gamma, beta)
-    row_view(&job, x, y, gamma, beta, None, False, act, weight is not None)
-    expect_weights(weight, job.outer * job.inner)
-    job.weight = data(weight)
-    job.weighs = kind_of_weights(weight)
+    row_view(&job, x, y, gamma, beta, None, False, act, weight)
     if residual is not None:
         expect_like("residual", residual, x)
         h = result(x, None)
@@ -224,10 +224,7 @@ def rows_backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray mean, cnp.ndarray r
     cdef cnp.ndarray dx = result(x, out), dgamma_ = None, dbeta_ = None
     expect_like("dy", dy, x)
     gamma, beta = parameters(x, weight, gamma, beta)
-    row_view(&job, x, dx, gamma, beta, dy, params, act, weight is not None)
-    expect_weights(weight, job.outer * job.inner)
-    job.weight = data(weight)
-    job.weighs = kind_of_weights(weight)
+    row_view(&job, x, dx, gamma, beta, dy, params, act, weight)
     if dh is not None:
         expect_like("dh", dh, x)
         job.dh = data(dh)
