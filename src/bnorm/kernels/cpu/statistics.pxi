@@ -193,16 +193,11 @@ cdef cnp.int64_t* counters_of(given) except NULL:
 def settle_prepared(rule not None, stats, count, Py_ssize_t size, left=0):
     """`settle` for another backend. Its forward has prepared `left`: what to call, whether values are counted, and the
     result. No Python bytecode runs between the calls and the counters, so no signal handler does."""
-    cdef cnp.int64_t* counters
-    cdef bint values
     cdef Py_ssize_t channels = stats.shape[1]
     if isinstance(count, float) and count == 0.0:
         return 0
     calls, values, result, _ = left     # the last are the arrays of the calls
-    counters = counters_of(rule)
-    for call, arguments, options in <list?>calls:
-        call(*arguments, **options)
-    count_batch(counters, 1, size // max(<Py_ssize_t>1, channels), False, values)
+    move_prepared(rule, calls, 1, size // max(<Py_ssize_t>1, channels), False, values)
     return result
 
 
