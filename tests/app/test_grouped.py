@@ -24,6 +24,12 @@ def sales():
     )
 
 
+def assert_same_groups(t, expected):
+    assert t.groups_.tolist() == expected.groups_.tolist()
+    np.testing.assert_allclose(t.means_, expected.means_, rtol=1e-13)
+    np.testing.assert_allclose(t.vars_, expected.vars_, rtol=1e-11)
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_fit_transform_and_back(command, tmp_path, suffix):
     x = sales()
@@ -37,9 +43,7 @@ def test_fit_transform_and_back(command, tmp_path, suffix):
     t = bnorm.load(state)
     expected = bnorm.GroupedTransformer(["store", "till"], prior=2).fit(x[["size", "store", "till"]])
     assert t.feature_names_in_.tolist() == ["size", "store", "till"]
-    assert t.groups_.tolist() == expected.groups_.tolist()
-    np.testing.assert_allclose(t.means_, expected.means_, rtol=1e-13)
-    np.testing.assert_allclose(t.vars_, expected.vars_, rtol=1e-11)
+    assert_same_groups(t, expected)
     command("transform", files[0], "--state", state, "-o", out)
     y = pd.read_parquet(out) if suffix == "parquet" else pd.read_csv(out, dtype={"store": str})
     assert list(y.columns) == list(x.columns)
@@ -128,9 +132,7 @@ def test_weights(command, tmp_path):
     command(*fit, "-o", tmp_path / "s.npz")
     t = bnorm.load(tmp_path / "s.npz")
     expected = bnorm.GroupedTransformer("store").fit(x[["size", "store"]], sample_weight=x["weight"])
-    assert t.groups_.tolist() == expected.groups_.tolist()
-    np.testing.assert_allclose(t.means_, expected.means_, rtol=1e-13)
-    np.testing.assert_allclose(t.vars_, expected.vars_, rtol=1e-11)
+    assert_same_groups(t, expected)
     said = json.loads(command("show", tmp_path / "s.npz", "--json").out)
     weights = x.groupby("store")["weight"].sum().sort_values(ascending=False)
     assert [row["count"] for row in said["largest"]] == weights.tolist()
