@@ -76,16 +76,13 @@ def test_methods_describe_the_parameters_that_they_have(module, name):
             assert described(text) == parameters, f"{name}.{of}"
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("method", ["__call__", "backward", "to"])
-def test_help_of_a_layer_is_complete_without_that_of_another(name, method):
-    own = getattr(getattr(bnorm, name), method)
-    assert described(inspect.getdoc(own)) == [each for each in inspect.signature(own).parameters if each != "self"]
+OF_LAYERS = [(name, method) for name in LAYERS for method in ("__call__", "backward", "to")]
+OF_STREAMS = ("__call__", "update", "normalize", "denormalize", "load_state_dict")
+OF_TREES = [(name, method) for name in ("RunningNorm", "RunningNormTree") for method in OF_STREAMS]
 
 
-@pytest.mark.parametrize("name", ["RunningNorm", "RunningNormTree"])
-@pytest.mark.parametrize("method", ["__call__", "update", "normalize", "denormalize", "load_state_dict"])
-def test_help_of_a_tree_is_complete_without_that_of_its_parts(name, method):
+@pytest.mark.parametrize(("name", "method"), OF_LAYERS + OF_TREES)
+def test_help_is_complete_without_that_of_another_layer_or_of_the_parts(name, method):
     own = getattr(getattr(bnorm, name), method)
     assert described(inspect.getdoc(own)) == [each for each in inspect.signature(own).parameters if each != "self"]
 
