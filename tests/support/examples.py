@@ -3,15 +3,12 @@
 
 import runpy
 import sys
-from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-import bnorm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {  # besides NumPy and scikit-learn
@@ -66,8 +63,16 @@ def parts(monkeypatch, name: str):
     return SimpleNamespace(**runpy.run_path(str(EXAMPLES / name)))
 
 
-def check_gradients(parameters: Iterable[bnorm.Parameter], loss: Callable[[], float], rng: np.random.Generator):
-    """Check the gradients of parameters against the slope of the loss along one random direction for each."""
+def check_gradients(example, net, x, labels, count: int, rng: np.random.Generator):
+    """Check the gradients of a net's parameters, `count` of which need one, against the slope of the loss along one
+    random direction for each."""
+
+    def loss():
+        return example.cross_entropy(net(x), labels)[0]
+
+    net.backward(example.cross_entropy(net(x), labels)[1])
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    assert len(parameters) == count
     h = 1e-6
     for p in parameters:
         way, start = rng.standard_normal(p.shape), p.data.copy()
