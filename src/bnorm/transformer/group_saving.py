@@ -154,10 +154,9 @@ def _parameters(given: Any) -> dict[str, Any]:
     by, unseen, prior, keep, momentum, halflife, eps = (given[name] for name in PARAMETERS)
     several = by if isinstance(by, list) else [by]
     good = all(type(one) in (str, int) for one in several) and unseen in ("global", "nan", "error")
+    good = good and None in (momentum, halflife)
     rows = ticks(halflife)  # ValueError for a text that is not a length of time
     k, e, m, h = (float(1 if v is None else v) for v in (prior, eps, momentum, rows))
     if not (good and 0 <= k < inf and 0 <= e < inf and 0 < m <= 1 and 0 < h < inf and type(keep) is bool):
-        raise ValueError(f"parameters {given!r:.200}")
-    if momentum is not None and halflife is not None:
         raise ValueError(f"parameters {given!r:.200}")
     return dict(given)
