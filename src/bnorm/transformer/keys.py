@@ -285,9 +285,7 @@ def _objects_apart(who: str, values: Any) -> tuple[Column, ndarray]:
     if len(kinds) > 1:
         raise TypeError(f"{who}: expected keys of one kind, got {' and '.join(map(repr, kinds.values()))}")
     only = next(iter(kinds), None)
-    values = np.empty(len(places), object)
-    values[:] = list(places)
-    return Column(only, np.arange(len(values)), values), codes
+    return Column(only, np.arange(len(places)), np.fromiter(places, object, len(places))), codes
 
 
 def _own_keys(values: ndarray) -> tuple[Column, ndarray] | None:
@@ -303,9 +301,8 @@ def _own_keys(values: ndarray) -> tuple[Column, ndarray] | None:
         return None
     places = dict(zip(keys, range(len(keys)), strict=True))
     codes = np.fromiter(map(places.__getitem__, given), np.int32, len(given))
-    distinct = np.empty(len(keys), object)
-    distinct[:] = keys
-    return Column(TEXT if types == {str} else NUMBER, np.arange(len(keys)), distinct), codes
+    kind = TEXT if types == {str} else NUMBER
+    return Column(kind, np.arange(len(keys)), np.fromiter(keys, object, len(keys))), codes
 
 
 def _kind_of(who: str, value: Any) -> tuple[str, Any]:
