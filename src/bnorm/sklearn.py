@@ -177,8 +177,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             if anew:
                 self.n_features_in_ = X.shape[1]
                 self.__dict__.pop("feature_names_in_", None)
-            weighted = by_rows is not None or (not anew and self._is_weighted())
-            self._set(batch if anew else self._before(X) + batch, X, weighted)
+            self._set(batch, X, by_rows is not None, anew)
             return self
         return self._learn_checked(X, y, sample_weight, anew)  # type: ignore[no-any-return]
 
@@ -201,8 +200,7 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
             return self._learn_by_sklearn(X, y, sample_weight, anew)
         callbacks = Callbacks(self, X=x, y=y, metadata={"sample_weight": sample_weight})
         batch = sparse_tables.moments(x, by_rows) if issparse(x) else _moments(table, by_rows)
-        weighted = by_rows is not None or (not anew and self._is_weighted())
-        self._set(batch if anew else self._before(x) + batch, x, weighted)
+        self._set(batch, x, by_rows is not None, anew)
         if anew:
             self.__dict__.pop("feature_names_in_", None)
             self.__dict__.update({name: found.__dict__[name] for name in FOUND if name in found.__dict__})
@@ -226,8 +224,10 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
         alike = X.shape[1] == own.get("n_features_in_") and "feature_names_in_" not in own
         return anew or (alike and type(own.get("mean_", 0)) in (ndarray, type(None)))
 
-    def _set(self, fitted: Moments, x: Any, weighted: bool = False) -> None:
-        """Set the fitted attributes, as arrays of the library of x."""
+    def _set(self, batch: Moments, x: Any, weighted: bool, anew: bool) -> None:
+        """Set the fitted attributes by a batch and, unless `anew`, all earlier data, as arrays of the library of x."""
+        weighted = weighted or (not anew and _table(self.n_samples_seen_).dtype.kind == "f")
+        fitted = batch if anew else self._before(x) + batch
         with np.errstate(all="ignore"):
             n, mean, var = fitted.count.copy(), fitted.mean.copy(), fitted.m2 / fitted.count
             scale = np.sqrt(var)
@@ -247,10 +247,6 @@ class StandardScaler(preprocessing.StandardScaler):  # type: ignore[misc]
     def _readable(self) -> bool:
         """Whether kernels can read the fitted attributes; they cannot if these are tensors that require a gradient."""
         return all(_table(value) is not None for name in FITTED if (value := self.__dict__.get(name)) is not None)
-
-    def _is_weighted(self) -> bool:
-        """Whether there were sample weights."""
-        return bool(_table(self.n_samples_seen_).dtype.kind == "f")
 
     def _before(self, x: Any) -> Moments:
         """Return the moments of all earlier data, in arrays of the library of x."""
