@@ -45,9 +45,7 @@ class Index:
         if len(self.kinds) == 1:
             return _typed(self.kinds[0], self.keys)
         columns = [_typed(kind, list(part)).tolist() for kind, part in zip(self.kinds, self.columns(), strict=True)]
-        out = np.empty(len(self.keys), object)
-        out[:] = list(zip(*columns, strict=True))
-        return out
+        return np.fromiter(zip(*columns, strict=True), object, len(self.keys))
 
     def columns(self) -> list[list[Any]]:
         """The keys of each column."""
@@ -65,9 +63,7 @@ def _typed(kind: str | None, keys: list[Any]) -> ndarray:
         return np.array(keys, np.int64)
     if kind == NUMBER and not any(map(_beyond_floats, keys)):
         return np.array(keys, np.float64)
-    out = np.empty(len(keys), object)
-    out[:] = keys
-    return out
+    return np.fromiter(keys, object, len(keys))
 
 
 def _beyond_floats(key: Any) -> bool:
