@@ -79,7 +79,7 @@ class Learning(Partitions):
                 f"{who}: expected groups with momentum=None, or a half-life that is a length of time, as the order of "
                 f"rows must not matter, got {t!r}"
             )
-        beside_features = [*keys, *([] if times is None else [times])]
+        beside_features = each_once(*keys, times)
         refuse_unknown(who, beside_features, kinds)
         if columns is None:
             beside = {*keys, sample_weight, times}

@@ -108,5 +108,5 @@ def _transformed(t: Any, like: Any, frame: Any) -> Any:
     if not len(frame):
         return like
     features = np.delete(like.columns, t._places) if t.keep_keys else like.columns
-    found = serially(t, frame, function=lambda t, frame: t.transform(frame))
+    found = serially(frame, function=t.transform)
     return found.astype(like.dtypes[features].to_dict())
