@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import child
 from commands import names, read, table, write
 from compare import assert_close
 
@@ -76,21 +75,6 @@ def test_many_files_are_one_stream(command, tmp_path, monkeypatch, way):
     data = {"names": ["a.parquet", "b.csv", "deep/c.parquet"], "folder": ["."], "glob": ["[ab].*", "*/*.parquet"]}[way]
     command("fit", *data, "-o", "s.npz")
     check(shown(command, "s.npz"), X)
-
-
-def test_standard_input(tmp_path):
-    from commands import run_apart
-
-    text = write(tmp_path / "x.csv", np.tile(X, (60, 1))).read_bytes()
-    assert len(text) > 3 << 20  # more than the block that is looked at for types
-    with run_apart("fit", "-", "-o", tmp_path / "s.npz", "--quiet", stdin=-1) as process:
-        process.communicate(text, timeout=child.LIMIT)
-    assert process.returncode == 0
-    import bnorm
-
-    t = bnorm.load(tmp_path / "s.npz")
-    assert t.n_samples_seen_ == 60 * ROWS
-    assert_close(t.mean_, X.mean(0), 1e-12 * X.std(0) + 1e-15 * np.abs(X.mean(0)))
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 2, 500], [333, 666]])

@@ -18,6 +18,7 @@ from commands import run_apart, table, write
 pytest.importorskip("pyarrow", exc_type=ImportError, reason="the command reads files by pyarrow")
 
 X = table(500)
+LONG = 120  # of these are longer than the beginning that shows types
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes with names and signals need Unix")
 
 
@@ -59,24 +60,27 @@ def packed(tmp_path, kind):
     pack = {"gzip": gzip.compress, "bz2": bz2.compress, "zstd": zstd, "utf-16": lambda t: t.decode().encode("utf-16")}
     suffix = kind if kind in ("parquet", "arrow") else "csv"
     if kind != "feather":
-        return pack.get(kind, bytes)(write(tmp_path / f"x.{suffix}", X).read_bytes())
+        x = np.tile(X, (LONG, 1)) if kind == "long" else X
+        return pack.get(kind, bytes)(write(tmp_path / f"x.{suffix}", x).read_bytes())
     sink, t = pa.BufferOutputStream(), pa.table({f"f{i}": x for i, x in enumerate(X.T)})
     with ipc.new_file(sink, t.schema) as writer:  # a file, not compressed: its beginning is a stream
         writer.write_table(t)
     return sink.getvalue().to_pybytes()
 
 
-def has_learned(state):
+def has_learned(state, times=1):
     import bnorm
 
-    np.testing.assert_allclose(bnorm.load(state).mean_, X.mean(0), rtol=1e-12)
+    t = bnorm.load(state)
+    assert t.n_samples_seen_ == times * len(X)
+    np.testing.assert_allclose(t.mean_, X.mean(0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["csv", "utf-16", "gzip", "bz2", "zstd", "arrow", "feather"])
+@pytest.mark.parametrize("kind", ["csv", "long", "utf-16", "gzip", "bz2", "zstd", "arrow", "feather"])
 def test_standard_input(piped, tmp_path, kind):
     done = piped(packed(tmp_path, kind), "fit", "-", "-o", tmp_path / "s.npz", "--quiet")
     assert (done.out, done.err, done.told) == ("", "", "")
-    has_learned(tmp_path / "s.npz")
+    has_learned(tmp_path / "s.npz", LONG if kind == "long" else 1)
 
 
 def test_standard_input_of_a_process(tmp_path, monkeypatch):
