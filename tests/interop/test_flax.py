@@ -216,8 +216,6 @@ def test_what_flax_does_not_have_is_refused():
     assert from_flax(every, every.init(jax.random.key(0), x), ndim=3).num_groups == 2
     with pytest.raises(ValueError, match="from_flax: ndim: expected one of 2, 3, 4 and 5 dimensions of x, got 6"):
         from_flax(nnx.BatchNorm(3, rngs=nnx.Rngs(0)), ndim=6)
-    with pytest.raises(TypeError, match="to_flax: layer: expected a layer without an inverse"):
-        to_flax(bnorm.RevIN(3))
     several = linen.BatchNorm(use_running_average=False, axis=(1, 2))
     with pytest.raises(ValueError, match=r"from_flax: module: axis: expected one axis, got \(1, 2\)"):
         from_flax(several, several.init(jax.random.key(0), x))

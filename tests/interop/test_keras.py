@@ -188,8 +188,6 @@ def test_what_keras_does_not_have_is_refused():
     renorm.build((None, 3))
     with pytest.raises(ValueError, match="expected no renorm"):
         from_keras(renorm)
-    with pytest.raises(TypeError, match="to_keras: layer: expected a layer without an inverse"):
-        to_keras(bnorm.RevIN(3))
     scaled = K.LayerNormalization()
     scaled.build((None, 3))
     scaled.rms_scaling = True  # an option of Keras before 3.9

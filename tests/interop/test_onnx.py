@@ -321,19 +321,15 @@ def test_dtypes_of_numpy(dtype):
 
 
 def test_errors():
-    for dtype in ("int32", None, "nothing", np.float16):
+    for dtype in ("int32", None, "nothing", "float16", np.float16):
         with pytest.raises(ValueError, match="to_onnx: dtype: expected 'float32' or 'float64', got"):
             to_onnx(bnorm.BatchNorm1d(3), dtype)
-    with pytest.raises(ValueError, match="to_onnx: dtype: expected 'float32' or 'float64', got 'float16'"):
-        to_onnx(bnorm.BatchNorm1d(3), "float16")
     with pytest.raises(ValueError, match="to_onnx: obj: expected running statistics"):
         to_onnx(bnorm.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ValueError, match="to_onnx: ndim: expected one of 2, 3, got 4"):
         to_onnx(bnorm.BatchNorm1d(3), ndim=4)
     with pytest.raises(ValueError, match="to_onnx: ndim: expected one of 2, got 3"):
         to_onnx(bnorm.BatchNormTransformer().fit(np.eye(3)), ndim=3)
-    with pytest.raises(TypeError, match="to_onnx: obj: expected a layer without an inverse"):
-        to_onnx(bnorm.RevIN(3))
     with pytest.raises(TypeError, match=r"to_onnx: ndim: expected one of 2, 3, got 3\.0"):
         to_onnx(bnorm.BatchNorm1d(3), ndim=3.0)
     with pytest.raises(TypeError, match="to_onnx: obj: expected a layer or a BatchNormTransformer, got list"):
