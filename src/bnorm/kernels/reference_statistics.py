@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from .rule import AVERAGE, FADE, NAMES, POOL, Rule
+from .rule import AVERAGE, FADE, POOL, Rule
 
 Array = np.ndarray[Any, Any]
+ARRAYS = Rule._fields[1:8]  # without the counters
 
 
 @np.errstate(all="ignore")
@@ -135,7 +136,7 @@ def _move(
     seen_ += uncounted
     if mode == AVERAGE and weight is not None and not replace:
         weight[count == 0] = (np.where(np.isinf(weight), 1 / momentum, weight) * (1 - momentum))[count == 0]
-    for name, values in zip(NAMES[:-1], (mean, var, low, seen_, weight, pairs_, last_), strict=True):
+    for name, values in zip(ARRAYS, (mean, var, low, seen_, weight, pairs_, last_), strict=True):
         if values is not None:
             values[kept & (count > 0)] = after[name][kept & (count > 0)]
     left = 0 if propagates else int((~kept).sum())
@@ -160,7 +161,7 @@ def _state(rule: Rule, uncounted: float) -> dict[str, Array]:
     nothing = np.zeros_like(seen)
     weight = seen if rule.mode == POOL else nothing + np.inf
     absent = {"low": nothing, "weight": weight, "pairs": nothing, "last": nothing}
-    given = {name: a.astype(np.float64) for name, a in zip(NAMES[:-1], rule.arrays[:-1], strict=True) if a is not None}
+    given = {name: a.astype(np.float64) for name, a in zip(ARRAYS, rule.arrays[:-1], strict=True) if a is not None}
     return absent | given | {"seen": seen}
 
 

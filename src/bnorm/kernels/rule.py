@@ -8,7 +8,6 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 AVERAGE, POOL, FADE = range(3)  # as in formulas.h
 EPSILON = float(np.finfo(np.float64).eps)
-NAMES = ("mean", "var", "low", "seen", "weight", "pairs", "last", "counters")
 
 
 class Rule(NamedTuple):
@@ -41,8 +40,7 @@ class Rule(NamedTuple):
 
     def copy(self) -> "Rule":
         """Return a copy with its own arrays."""
-        arrays: Any = {name: a if a is None else a.copy() for name, a in zip(NAMES, self.arrays, strict=True)}
-        return self._replace(**arrays)
+        return Rule._make([self.mode, *(a if a is None else a.copy() for a in self.arrays), *self[9:]])
 
 
 @np.errstate(all="ignore")
