@@ -84,9 +84,9 @@ cdef void walk_of(
     # Contiguous float32 that is summed in float64 is fetched as one row that never ends, without a pause between rows.
     if span == step and job.exact and not job.wide and job.weight == NULL:
         ahead.left = PTRDIFF_MAX
-    # If y is stored to at once, its part is fetched as well, or every store would wait for it: by the map of a group that
-    # follows its reduction, or as dy is taken back.
-    if (job.fused and not job.stream or job.takes_back) and job.narrow == BN_REAL:
+    # If the map of a group follows its reduction at once, its part of y is fetched as well, or every store of the map
+    # would wait for it.
+    if job.fused and not job.stream and job.narrow == BN_REAL:
         ahead.third = <const char*>job.y - <const char*>job.x
 
 
