@@ -76,7 +76,7 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
         const real slope = (real)act.slope;                                                                           \
         if (act.kind >= BN_SILU) {                                                                                    \
             const real size = BN_TYPED(bn_size, real)(v);                                                             \
-            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act, 0, size));                    \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act, 0, size));                          \
             const real most = v < 0 ? (real)-0.0 : v;                                                                 \
             return most + (v < 0 ? v : -size) * (e / (1 + e));                                                        \
         }                                                                                                             \
@@ -86,8 +86,8 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
     {                                                                                                                 \
         const real slope = (real)act.slope;                                                                           \
         if (act.kind >= BN_SILU) {                                                                                    \
-            const real size = BN_TYPED(bn_size, real)(v), du = BN_TYPED(bn_gate, real)(act, 1, size);           \
-            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act, 0, size));                    \
+            const real size = BN_TYPED(bn_size, real)(v), du = BN_TYPED(bn_gate, real)(act, 1, size);                 \
+            const real e = BN_TYPED(bn_decay, real)(-BN_TYPED(bn_gate, real)(act, 0, size));                          \
             const real p = 1 / (1 + e), below = e * p * (1 - size * (p * du));                                        \
             return g * (v < 0 ? below : 1 - below);                                                                   \
         }                                                                                                             \
@@ -96,9 +96,9 @@ BN_INLINE bn_activation bn_of_kind(int kind, bn_activation act) { act.kind = kin
     BN_INLINE real BN_TYPED(bn_act_bend, real)(bn_activation act, real v)                                             \
     {                                                                                                                 \
         const real size = BN_TYPED(bn_size, real)(v);                                                                 \
-        const real u = BN_TYPED(bn_gate, real)(act, 0, size), du = BN_TYPED(bn_gate, real)(act, 1, size); \
+        const real u = BN_TYPED(bn_gate, real)(act, 0, size), du = BN_TYPED(bn_gate, real)(act, 1, size);             \
         const real e = BN_TYPED(bn_decay, real)(-u), p = 1 / (1 + e), q = e * p;                                      \
-        const real bend = p * q * (2 * du + size * (BN_TYPED(bn_gate, real)(act, 2, size) + du * du * (q - p)));\
+        const real bend = p * q * (2 * du + size * (BN_TYPED(bn_gate, real)(act, 2, size) + du * du * (q - p)));      \
         return act.kind >= BN_SILU ? bend : 0;                                                                        \
     }
 BN_ACTIVATION(float)

@@ -63,8 +63,8 @@ BN_APART int OF(bn_any_infinite)(const real *x, ptrdiff_t n)
 }
 
 /* Computes lines of y, each of n values from column `from` on and `step` values behind the one before. If there is an
- * `edge`, they are contiguous and sent. infinite: NULL, or set if a value of x is infinite. That is checked in the loop that reads x
- * anyway; of a line that is sent afterwards, when it is in the first-level cache, unless y overwrites x. */
+ * `edge`, they are contiguous and sent. infinite: NULL, or set if a value of x is infinite. That is checked in the loop
+ * that reads x anyway; of a line that is sent afterwards, when it is in the first-level cache, unless y overwrites x. */
 BN_INLINE void OF(bn_map_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *x, real *y,
                                      ptrdiff_t n, const bn_numbers *of, ptrdiff_t from, int *infinite, bn_edge *edge)
 {
@@ -114,6 +114,7 @@ BN_INLINE void OF(bn_gradient_columns_by)(bn_activation act, ptrdiff_t lines, pt
     }
 }
 
+/* The same without b, for constant statistics. */
 BN_INLINE void OF(bn_frozen_columns_by)(bn_activation act, ptrdiff_t lines, ptrdiff_t step, const real *dy,
                                         const real *x, real *dx, ptrdiff_t n, const bn_numbers *of, ptrdiff_t from)
 {

@@ -174,6 +174,7 @@ BN_INLINE void OF(bn_gradient_rows_by)(bn_activation act, ptrdiff_t rows, ptrdif
     }
 }
 
+/* The same without b. */
 BN_INLINE void OF(bn_frozen_rows_by)(bn_activation act, ptrdiff_t rows, ptrdiff_t n, const real *dy, const real *x,
                                      real *dx, const bn_numbers *of, bn_edge *edge)
 {
