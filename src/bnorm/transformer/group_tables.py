@@ -16,7 +16,7 @@ from bnorm.transformer.keys import MOST
 from bnorm.transformer.sklearn_private import output_config
 from bnorm.transformer.tables import Dense, InColumns
 from bnorm.transformer.times import names_of
-from bnorm.transformer.validation import named, table_of
+from bnorm.transformer.validation import check_names, named, table_of
 
 WHO = "GroupedTransformer"
 LONG = 1 << 14  # from this many rows on, looking up each column of a frame is faster than copying them all
@@ -225,10 +225,7 @@ def _check_names(estimator: Any, names: list[Any] | None) -> None:
     known = estimator._known_names()
     if names is None or known is None:
         return
-    wanted = [name for j, name in enumerate(known) if j not in estimator._places]
-    for j, (name, its) in enumerate(zip(wanted, names, strict=True)):
-        if name != its:
-            raise ValueError(f"{WHO}: X: column {j}: expected feature {name!r}, in the order of fit, got {its!r}")
+    check_names(WHO, "X", names, [name for j, name in enumerate(known) if j not in estimator._places])
 
 
 def _made(estimator: Any, X: Any, places: list[int], columns: Any, features: Dense, names: Any, keys: Any) -> Split:

@@ -204,22 +204,24 @@ def named(estimator: Any, names: list[Any]) -> bool:
     return known is not None and bool(known.tolist() == names)
 
 
+def check_names(who: str, name: str, names: list[Any], wanted: list[Any], strangers: bool = False) -> None:
+    """Raise ValueError if a column is not named as the feature in its place. strangers: names of no feature may be."""
+    if names == wanted:
+        return
+    features = set(wanted)
+    for j, (mine, its) in enumerate(zip(wanted, names, strict=False)):
+        if its != mine and not (strangers and its not in features):
+            raise ValueError(f"{who}: {name}: column {j}: expected feature {mine!r}, in the order of fit, got {its!r}")
+
+
 def check_order(estimator: Any, X: Any, name: str) -> None:
     """Raise ValueError if a column of X has the name of a feature in another place. Names of no feature are allowed.
 
     For tables that are read by position, and that scikit-learn does not check: those that `transform` returns.
     """
     known = estimator.__dict__.get("feature_names_in_")
-    if known is None or not has_columns(X):
-        return
-    names, wanted = names_of(X) or list(X.columns), known.tolist()
-    if names != wanted:
-        features = set(wanted)
-        for j, (mine, its) in enumerate(zip(wanted, names, strict=False)):
-            if its != mine and its in features:
-                raise ValueError(
-                    f"{WHO}: {name}: column {j}: expected feature {mine!r}, in the order of fit, got {its!r}"
-                )
+    if known is not None and has_columns(X):
+        check_names(WHO, name, names_of(X) or list(X.columns), known.tolist(), strangers=True)
 
 
 def _who(validate: partial[Any]) -> str:
