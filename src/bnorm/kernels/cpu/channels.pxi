@@ -188,9 +188,8 @@ cdef inline bint takes_back(const Job* job) noexcept nogil:
 
 cdef inline void continue_in_y(Job* job) noexcept nogil:
     """Go on with dy that was taken back into y."""
-    if job.takes_back:
-        job.dy = job.y
-        job.act = identity()
+    job.dy = job.y
+    job.act = identity()
 
 
 cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
@@ -204,13 +203,12 @@ cdef void both_passes(Job* job, Py_ssize_t t) noexcept nogil:
         loops.fold_forward(job, begin, end)
         loops.reduce(job, t)
         between_backward(job, begin, end)
-    if not job.takes_back:
-        loops.map(job, t)
-        return
-    mine = job[0]
-    continue_in_y(&mine)
-    mine.stream = False     # y is in the cache
-    loops.map(&mine, t)
+    if job.takes_back:
+        mine = job[0]
+        job = &mine
+        continue_in_y(job)
+        job.stream = False      # y is in the cache
+    loops.map(job, t)
 
 
 cdef void known_task(Job* job, Py_ssize_t t) noexcept nogil:
@@ -333,8 +331,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
         weigh(&job, weight)
         job.unit = unit_of(weight)
     with nogil:
-        job.fused = reduce and not frozen and fits(&job, 2 * itemsize(&job))
-        job.takes_back = reduce and not frozen and takes_back(&job)
+        job.fused = not frozen and fits(&job, 2 * itemsize(&job))
+        job.takes_back = not frozen and takes_back(&job)
         job.far = (job.far or job.fused and scattered(&job, 3 * cnp.PyArray_NBYTES(x))) \
             and not job.takes_back and not near(&job, cnp.PyArray_NBYTES(x))
         if job.fused:
@@ -346,7 +344,8 @@ def backward(cnp.ndarray dy, cnp.ndarray x, cnp.ndarray stats, double count, cnp
                 loops.merge_sums(&job, 0, C)
             if not frozen:
                 between_backward(&job, 0, C)
-                continue_in_y(&job)
+                if job.takes_back:
+                    continue_in_y(&job)
             elif reduce:
                 finish_sums(&job, 0, C)
             if frozen and job.act.kind == BN_IDENTITY:  # dx = scale dy is a map of dy alone, without x

@@ -119,11 +119,12 @@ cdef void take_block_back(
     cdef Block p = plane_of(b)
     cdef Numbers of = columns[0]
     cdef Py_ssize_t j, r, width = width_of(b)
-    for j in range(p.channels if planes_of(b) else width):
+    cdef bint as_planes = planes_of(b)
+    for j in range(p.channels if as_planes else width):
         ones[j] = 1
     of.a = ones
     of.b = of.c = NULL
-    if planes_of(b):
+    if as_planes:
         for r in range(p.rows):
             j = r * p.stride
             bn_gradient_rows(act, p.channels, p.run, dy + j, x + j, g + j, &of, <bn_edge*>NULL)
